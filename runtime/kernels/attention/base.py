@@ -1,0 +1,21 @@
+"""What an attention backend is: a callable over full packed rows, and when it may be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# q, k, v [1, H, S, d] (transposed views: last axis contiguous) -> [1, S, H*d]; scale 1/sqrt(d), no mask
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend:
+    """One file of this folder. `load` raises Unavailable with the reason."""
+
+    name: str
+    load: Callable[[torch.device], Attend]
+    route: Callable[[torch.device], str]  # the kernel that will run, with its version

@@ -1,0 +1,37 @@
+"""torch's scaled_dot_product_attention with the cuDNN kernel pinned."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from runtime.kernels.attention import sdpa
+from runtime.kernels.attention.base import Attend, AttentionBackend
+from runtime.kernels.unavailable import Unavailable
+
+
+def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
+    if q_BHSd.dtype == torch.float32:  # cuDNN has no fp32 attention: the route string says so
+        return sdpa.load(q_BHSd.device)(q_BHSd, k_BHSd, v_BHSd)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out_BHSd = F.scaled_dot_product_attention(q_BHSd, k_BHSd, v_BHSd)
+    return out_BHSd.transpose(1, 2).flatten(2)
+
+
+def load(device: torch.device) -> Attend:
+    """Needs a CUDA device whose cuDNN offers attention (compute capability 8.0 or newer)."""
+    if device.type != "cuda":
+        raise Unavailable("sdpa_cudnn", f"it needs a CUDA device, got {device}")
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        raise Unavailable("sdpa_cudnn", "cuDNN attention needs compute capability 8.0 or newer")
+    return _attend
+
+
+def route(device: torch.device) -> str:
+    """Kernel and version for the run record."""
+    return f"torch {torch.__version__} SDPA cudnn {torch.backends.cudnn.version()} (fp32: efficient)"
+
+
+BACKEND = AttentionBackend(name="sdpa_cudnn", load=load, route=route)

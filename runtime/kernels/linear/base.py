@@ -1,0 +1,22 @@
+"""What a linear backend is: it turns one packed layer into a module, or says why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from runtime.checkpoints.base import PackedWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearBackend:
+    """One file of this folder: `build` makes the module, `reason` tells why it cannot run."""
+
+    name: str
+    formats: tuple[str, ...]  # stored formats it executes (LayerQuant.format)
+    build: Callable[[PackedWeight], nn.Module]
+    reason: Callable[[torch.device], str]  # "" when it can run on that device
+    route: Callable[[torch.device], str]

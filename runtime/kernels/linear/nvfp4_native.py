@@ -1,0 +1,99 @@
+"""NVFP4 W4A4: activations quantised too, FP4 tensor cores on Blackwell, exact CPU reference elsewhere."""
+
+from __future__ import annotations
+
+import comfy_kitchen as ck
+import torch
+from torch import Tensor
+
+from runtime.checkpoints.base import PackedWeight
+from runtime.kernels.linear.base import LinearBackend
+from runtime.kernels.linear.packed import PackedLinear
+
+FP4_TIMES_FP8_MAX = 6.0 * 448.0
+
+
+def activation_scale(x_SK: Tensor, input_scale: Tensor | None) -> Tensor:
+    """Per-tensor fp32 scale: the stored one, else amax/2688 over ALL rows, divided in x's dtype.
+
+    Sharding the rows changes the amax, so a sharded run must share it (contract 8.3).
+    """
+    if input_scale is not None:
+        return input_scale.to(torch.float32)
+    return (torch.amax(x_SK.abs()) / FP4_TIMES_FP8_MAX).to(torch.float32)
+
+
+def quantise(x_SK: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Packed codes (rows and columns padded to 16 with zeros) and swizzled e4m3 block scales."""
+    rows, columns = x_SK.shape
+    return ck.quantize_nvfp4(x_SK, scale, pad_16x=bool(rows % 16 or columns % 16))
+
+
+class NVFP4NativeLinear(PackedLinear):
+    """y = round(acc * (s2_x * s2_w) + b) with fp32 accumulation (contract 0.1.7, 8.3)."""
+
+    weight_scale_2: Tensor
+    input_scale: Tensor | None
+
+    def __init__(self, packed: PackedWeight) -> None:
+        super().__init__(packed)
+        # One value on the CPU reference only: code times block scale, exact in fp32.
+        self._unscaled: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_SK = self.scaled_input(x).reshape(-1, self.in_features)
+        scale = activation_scale(x_SK, self.input_scale)
+        codes, blocks = quantise(x_SK, scale)
+        multiply = self._tensor_cores if x.is_cuda else self._reference
+        y_SN = multiply(x_SK, codes, blocks, scale)[: x_SK.shape[0], : self.out_features]
+        return y_SN.reshape(*x.shape[:-1], self.out_features)
+
+    def _tensor_cores(self, x: Tensor, codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
+        with ck.use_backend("cuda"):  # never the dequantising fallback of the layout class
+            return ck.scaled_mm_nvfp4(
+                codes,
+                self.weight,
+                tensor_scale_a=scale,
+                tensor_scale_b=self.weight_scale_2,
+                block_scale_a=blocks,
+                block_scale_b=self.weight_scale,
+                bias=self.bias_as(x),
+                out_dtype=x.dtype,
+            )
+
+    def _reference(self, x: Tensor, codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
+        one = torch.ones((), dtype=torch.float32)
+        if self._unscaled is None:
+            scales = self.weight_scale.view(torch.float8_e4m3fn)
+            self._unscaled = ck.dequantize_nvfp4(self.weight, one, scales, torch.float32)
+        x_SK = ck.dequantize_nvfp4(codes, one, blocks, torch.float32)
+        y_SN = torch.mm(x_SK, self._unscaled.t()) * (scale * self.weight_scale_2)
+        bias = self.bias_as(x)
+        if bias is not None:
+            y_SN[:, : self.out_features] += bias.float()
+        return y_SN.to(x.dtype)
+
+
+def reason(device: torch.device) -> str:
+    """Why the FP4 matmul cannot run on that device; "" if it can (the CPU runs the reference)."""
+    if device.type == "cpu":
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (10, 0):
+        got = ".".join(map(str, capability))
+        return f"FP4 tensor cores need compute capability 10.0 (Blackwell), this GPU has {got}"
+    backends = ck.list_backends()
+    if not backends.get("cuda", {}).get("available", False):
+        return f"comfy-kitchen's CUDA backend is not available: {backends.get('cuda')}"
+    return ""
+
+
+BACKEND = LinearBackend(
+    name="nvfp4_native",
+    formats=("nvfp4",),
+    build=NVFP4NativeLinear,
+    reason=reason,
+    route=lambda device: (
+        "CPU reference, exact products" if device.type == "cpu" else "comfy-kitchen cuBLASLt FP4"
+    ),
+)

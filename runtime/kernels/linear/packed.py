@@ -1,0 +1,43 @@
+"""Shared by the packed linears: buffers that keep their packed dtype, bias and AWQ input scale."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from runtime.checkpoints.base import PackedWeight
+
+
+class PackedLinear(nn.Module):
+    """Holds a packed weight as buffers; subclasses say how it is multiplied.
+
+    Never call .to(dtype) on it: packed bytes and fp32 scales are data, not precision.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_scale_2: Tensor | None
+    input_scale: Tensor | None
+    pre_quant_scale: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, packed: PackedWeight) -> None:
+        super().__init__()
+        self.packed = packed
+        self.out_features, self.in_features = packed.shape
+        for name in (
+            "weight",
+            "weight_scale",
+            "weight_scale_2",
+            "input_scale",
+            "pre_quant_scale",
+            "bias",
+        ):
+            self.register_buffer(name, packed.tensors.get(name))
+
+    def scaled_input(self, x: Tensor) -> Tensor:
+        """AWQ: the input times pre_quant_scale, in the input's dtype (contract 5.7)."""
+        return x if self.pre_quant_scale is None else x * self.pre_quant_scale.to(x.dtype)
+
+    def bias_as(self, x: Tensor) -> Tensor | None:
+        """The bias rounded to the compute dtype, as ComfyUI's mixed ops load it (contract 1.4b)."""
+        return None if self.bias is None else self.bias.to(x.dtype)
