@@ -9,25 +9,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from runtime.checkpoints.header import CheckpointError
+from runtime.checkpoints.layer import LayerQuant
 
-class CheckpointError(ValueError):
-    """The file cannot be used; the message names the file, the tensor or layer, and what is allowed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerQuant:
-    """The marker of one quantised layer (contract 8.1)."""
-
-    format: str  # nvfp4 | float8_e4m3fn | float8_e5m2 | int8_tensorwise
-    full_precision: bool = False  # full_precision_matrix_mult: dequantise, ordinary matmul
-    convrot_group: int = 0  # 0: not rotated
+__all__ = ["Checkpoint", "CheckpointError", "LayerQuant", "PackedWeight"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
     """One quantised layer as stored: packed bytes and scales stay packed.
 
-    tensors: "weight", "weight_scale" (+ "weight_scale_2", "input_scale", "pre_quant_scale", "bias").
+    tensors: "weight", "weight_scale" (+ "weight_scale_2", "input_scale", "pre_quant_scale",
+    "bias").
     FP8 weights given as U8 bytes are already viewed as their float8 dtype.
     """
 

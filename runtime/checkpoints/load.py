@@ -1,0 +1,133 @@
+"""Fills a module built on the meta device from a checkpoint, strictly, one tensor at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from runtime.checkpoints.base import Checkpoint, PackedWeight
+from runtime.checkpoints.header import CheckpointError
+
+DtypeOf = Callable[[str, torch.dtype], torch.dtype]
+BuildLinear = Callable[[PackedWeight, nn.Module], nn.Module]
+LoadProgress = Callable[[int, int], None]
+
+_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """Bytes read from the file and the seconds until they were on the device."""
+
+    bytes: int
+    seconds: float
+
+
+def load_into(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device | str,
+    dtype_of: DtypeOf,
+    build_linear: BuildLinear,
+    ignore: frozenset[str] = frozenset(),
+    progress: LoadProgress | None = None,
+) -> LoadReport:
+    """Load every tensor of `checkpoint` into `module` on `device`.
+
+    A quantised layer's submodule is replaced by build_linear(packed, old module); every other
+    parameter and persistent buffer becomes tensor(name).to(dtype_of(name, stored dtype)).
+    `ignore`: tensor names of the file that are left unread. `progress`(bytes done, bytes in all).
+    Raises CheckpointError before anything is read when tensors are missing, left over or of a wrong
+    shape (contract 1.3, 1.4, 8).
+    """
+    began = time.perf_counter()
+    names = [name for name in checkpoint.names() if name not in ignore]
+    by_layer = _layer_names(names, checkpoint.layers)
+    _check(module, checkpoint, names)
+    total = sum(_nbytes(checkpoint, name) for name in names)
+    done = 0
+    for unit in _units(names, by_layer):
+        if unit in by_layer:
+            packed = checkpoint.packed(unit, device)
+            module.set_submodule(unit, build_linear(packed, module.get_submodule(unit)))
+            done += sum(_nbytes(checkpoint, name) for name in by_layer[unit])
+        else:
+            dtype = dtype_of(unit, checkpoint.dtype(unit))
+            _assign(module, unit, checkpoint.tensor(unit, device).to(dtype))
+            done += _nbytes(checkpoint, unit)
+        if progress is not None:
+            progress(done, total)
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return LoadReport(bytes=total, seconds=time.perf_counter() - began)
+
+
+def _layer_names(names: Iterable[str], layers: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {layer: [] for layer in layers}
+    for name in names:
+        layer = name.rpartition(".")[0]
+        if layer in found:
+            found[layer].append(name)
+    return {layer: own for layer, own in found.items() if own}  # none: all of it is ignored
+
+
+def _units(names: Iterable[str], by_layer: dict[str, list[str]]) -> list[str]:
+    """Layers and single tensors in file order, each once."""
+    seen: dict[str, None] = {}
+    for name in names:
+        layer = name.rpartition(".")[0]
+        seen[layer if layer in by_layer else name] = None
+    return list(seen)
+
+
+def _check(module: nn.Module, checkpoint: Checkpoint, names: list[str]) -> None:
+    wanted = {name: tuple(t.shape) for name, t in module.state_dict(keep_vars=True).items()}
+    found = set(names)
+    scales = {
+        name
+        for name in names
+        if name.rpartition(".")[0] in checkpoint.layers
+        and name.rpartition(".")[2] not in ("weight", "bias")
+    }
+    problems = _listed("missing", [name for name in wanted if name not in found])
+    problems += _listed("unexpected", [n for n in names if n not in wanted and n not in scales])
+    if problems:
+        raise CheckpointError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
+    for name, shape in wanted.items():
+        layer, _, suffix = name.rpartition(".")
+        packed = suffix == "weight" and layer in checkpoint.layers
+        got = _logical(checkpoint, layer) if packed else checkpoint.shape(name)
+        if got != shape:
+            raise CheckpointError(
+                f"{name} has shape {list(got)} in the checkpoint, the model wants {list(shape)}"
+            )
+
+
+def _logical(checkpoint: Checkpoint, layer: str) -> tuple[int, ...]:
+    rows, columns = checkpoint.shape(f"{layer}.weight")
+    return (rows, 2 * columns if checkpoint.layers[layer].format == "nvfp4" else columns)
+
+
+def _listed(word: str, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return [f"{len(names)} tensors {word}: {', '.join(sorted(names)[:_LISTED])}{more}"]
+
+
+def _nbytes(checkpoint: Checkpoint, name: str) -> int:
+    return checkpoint.dtype(name).itemsize * torch.Size(checkpoint.shape(name)).numel()
+
+
+def _assign(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[leaf] = tensor
