@@ -1,0 +1,59 @@
+"""Composition root: `python launch.py COMMAND ...` imports one command module and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command's module has add_arguments(parser) and run(args) -> exit status."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command("app.cli.serve", "open the console in a browser"),
+    "generate": Command("app.cli.generate", "prompt and references in, video with sound out"),
+    "parity": Command("runtime.parity.command", "run golden files and name the first wrong tensor"),
+    "decode": Command("app.cli.decode", "decode saved latents to a video"),
+    "compare": Command("runtime.parity.compare", "compare frames, latents, goldens or videos"),
+    "inspect": Command("app.cli.inspect", "say what a checkpoint file holds"),
+    "make-demo": Command("runtime.checkpoints.demo_command", "write a random checkpoint set"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; a ValueError or OSError becomes one sentence on stderr and status 2."""
+    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = argv[0] if argv else ""
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(name, help=command.help, description=command.help)
+        if name == chosen:  # the others stay unimported: torch alone costs seconds
+            module = importlib.import_module(command.module)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except BrokenPipeError:  # the reader of a pipe left, as in `launch.py inspect FILE | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"launch.py {chosen}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"launch.py {chosen}: stopped", file=sys.stderr)
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
