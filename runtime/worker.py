@@ -205,7 +205,7 @@ def _sentence(error: Exception) -> str:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror.lower()}{where}"
     text = str(error).strip()
-    if isinstance(error, ValueError | FloatingPointError) and text:
+    if isinstance(error, ValueError | FloatingPointError | OSError) and text:
         return text
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU ran out of memory: {_first_line(text)}"

@@ -1,0 +1,160 @@
+"""Requests and plans as TOML files: strict to read, and written so that they can be read again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference
+
+FOLDER = Path(__file__).parents[1] / "presets"
+DEMO = FOLDER / "demo"
+
+Kind = Literal["requests", "plans"]
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """The presets of a kind, by name, in alphabetical order."""
+    return tuple(sorted(path.stem for path in (FOLDER / kind).glob("*.toml")))
+
+
+def find(kind: Kind, name: str) -> Path:
+    """The file of a preset name or of a path; ValueError lists the names."""
+    path = Path(name).expanduser()
+    if path.suffix == ".toml" or path.parent != Path("."):
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist; give a TOML file or one of {_list(kind)}")
+        return path
+    if name not in names(kind):
+        raise ValueError(f"no preset {name!r} in presets/{kind}; there are {_list(kind)}")
+    return FOLDER / kind / f"{name}.toml"
+
+
+def load_request(path: Path, *, id: str, changes: Mapping[str, Any] | None = None) -> Ref2VARequest:
+    """The request of a TOML file with `changes` laid over it; paths are relative to the file.
+
+    Raises ValueError with one sentence for an unknown key, a wrong type or a refused value.
+    """
+    table = _read(path)
+    references = _tables(path, table, "references")
+    values = _values(path, table, Ref2VARequest, skip=("id", "references"))
+    if references is not None:
+        values["references"] = tuple(_reference(path, entry) for entry in references)
+    values |= changes or {}
+    values.setdefault("prompt", "")
+    return Ref2VARequest(id=id, **values)
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan of a TOML file; model paths are relative to the file, absolute, or begin with ~."""
+    table = _read(path)
+    models = table.pop("models", None)
+    if not isinstance(models, dict):
+        raise ValueError(f"{path.name} has no table [models]; it names the four checkpoint files")
+    files = _values(path, models, ModelFiles, where="[models] ")
+    values = _values(path, table, Plan, skip=("models",))
+    values.setdefault("name", path.stem)
+    return Plan(models=ModelFiles(**files), **values)
+
+
+def is_demo(plan: Plan) -> bool:
+    """The denoiser is the tiny one of presets/demo, whose weights are random."""
+    return plan.models.dit.resolve().is_relative_to(DEMO.resolve())
+
+
+def dump_request(request: Ref2VARequest) -> str:
+    """The request as TOML that load_request reads back (the id is not part of it)."""
+    lines = _lines(request, skip=("id", "references"))
+    for reference in request.references:
+        lines += ["", "[[references]]", *_lines(reference)]
+    return "\n".join(lines) + "\n"
+
+
+def dump_plan(plan: Plan) -> str:
+    """The plan as TOML that load_plan reads back."""
+    return "\n".join([*_lines(plan, skip=("models",)), "", "[models]", *_lines(plan.models)]) + "\n"
+
+
+def _list(kind: Kind) -> str:
+    return ", ".join(names(kind))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _tables(path: Path, table: dict[str, Any], key: str) -> list[dict[str, Any]] | None:
+    entries = table.pop(key, None)
+    if entries is None:
+        return None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{key} in {path.name} must be tables like [[{key}]], got {entries!r}")
+    return entries
+
+
+def _reference(path: Path, entry: dict[str, Any]) -> Reference:
+    return Reference(**_values(path, entry, Reference, where="[[references]] "))
+
+
+def _values(
+    path: Path, table: Mapping[str, Any], cls: type, *, where: str = "", skip: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The table as keyword arguments of `cls`, each value of the field's type."""
+    known = {field.name: field for field in fields(cls) if field.name not in skip}
+    for key in table:
+        if key not in known:
+            raise ValueError(
+                f"unknown key {where}{key!r} in {path.name}; allowed are {', '.join(known)}"
+            )
+    missing = [name for name, f in known.items() if _needed(f) and name not in table]
+    if missing:
+        raise ValueError(f"{where}{', '.join(missing)} missing in {path.name}; add it")
+    return {
+        key: _typed(value, str(known[key].type), f"{where}{key} in {path.name}", path.parent)
+        for key, value in table.items()
+    }
+
+
+def _needed(field: Field[Any]) -> bool:
+    named_otherwise = ("name", "prompt")  # the file's stem; an empty prompt
+    return field.default is MISSING and field.name not in named_otherwise
+
+
+def _typed(value: Any, annotation: str, what: str, folder: Path) -> Any:
+    if annotation.startswith("Path"):
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{what} must be a path in quotes, got {value!r}")
+        return (folder / Path(value).expanduser()).resolve()
+    if annotation.startswith("tuple[int"):
+        if not isinstance(value, list) or [type(x) for x in value] != [int, int, int]:
+            raise ValueError(f"{what} must be three whole numbers like [0, 1, 2], got {value!r}")
+        return tuple(value)
+    allowed, words = {
+        "int": ((int,), "a whole number"),
+        "float": ((int, float), "a number"),
+        "bool": ((bool,), "true or false"),
+    }.get(annotation, ((str,), "text in quotes"))
+    if type(value) not in allowed:  # not isinstance: true is an int to Python
+        raise ValueError(f"{what} must be {words}, got {value!r}")
+    return float(value) if annotation == "float" else value
+
+
+def _lines(data: Any, *, skip: tuple[str, ...] = ()) -> list[str]:
+    pairs = ((f.name, getattr(data, f.name)) for f in fields(data) if f.name not in skip)
+    return [f"{name} = {_toml(value)}" for name, value in pairs if value is not None]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    # A TOML string is a JSON string, but for DEL, which TOML wants escaped.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
