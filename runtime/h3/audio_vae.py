@@ -333,7 +333,11 @@ class Decoder(nn.Module):
             _stop_if(cancelled)
             x = self.mix(stage, self.ups[stage](x))
         _stop_if(cancelled)
-        return torch.clamp(self.conv_post(self.activation_post(x)), -1.0, 1.0)
+        return self.finish(self.activation_post(x))
+
+    def finish(self, x_BCL: Tensor) -> Tensor:
+        """The last convolution and the clamp to [-1,1]."""
+        return torch.clamp(self.conv_post(x_BCL), -1.0, 1.0)
 
     def mix(self, stage: int, x_BCL: Tensor) -> Tensor:
         """Mean of the three AMP blocks of a stage."""
@@ -378,8 +382,7 @@ class AudioVAE(nn.Module):
         features_BCT = self.encoder(pairs, cancelled)
         mean_BCT = self.mean_proj(self.pre_block(features_BCT.transpose(1, 2)).transpose(1, 2))
         require_finite(ENCODE_STAGE, mean_BCT)
-        z = (mean_BCT - self.latents_mean[:, None]) / self.latents_std[:, None]
-        return z.reshape(-1, 2, *z.shape[1:]).transpose(1, 2).contiguous()
+        return self.normalised(mean_BCT)
 
     @torch.no_grad()
     def decode(self, latent: Tensor, cancelled: IsCancelled = never) -> Tensor:
@@ -388,12 +391,20 @@ class AudioVAE(nn.Module):
         The loudness guard is not applied. Raises Cancelled before the next stage once `cancelled()`
         is true, NonFinite on a broken result. Contract 7.
         """
-        z = latent.to(self.latents_mean.device, torch.float32).transpose(1, 2)
-        z_BCT = z.reshape(-1, *z.shape[2:])
-        z_BCT = z_BCT * self.latents_std[:, None] + self.latents_mean[:, None]
-        wave_B1L = self.decoder(self.dec_in_proj(z_BCT), cancelled)
+        wave_B1L = self.decoder(self.dec_in_proj(self.denormalised(latent)), cancelled)
         require_finite(DECODE_STAGE, wave_B1L)
         return wave_B1L.reshape(-1, 2, wave_B1L.shape[-1])
+
+    def normalised(self, mean_BCT: Tensor) -> Tensor:
+        """Means [2,32,T], one row per stereo channel -> latent [1,32,2,T]."""
+        z = (mean_BCT - self.latents_mean[:, None]) / self.latents_std[:, None]
+        return z.reshape(-1, 2, *z.shape[1:]).transpose(1, 2).contiguous()
+
+    def denormalised(self, latent: Tensor) -> Tensor:
+        """Latent [1,32,2,T] -> means [2,32,T] on the weights' device."""
+        z = latent.to(self.latents_mean.device, torch.float32).transpose(1, 2)
+        z_BCT = z.reshape(-1, *z.shape[2:])
+        return z_BCT * self.latents_std[:, None] + self.latents_mean[:, None]
 
 
 def build_audio_vae(checkpoint: Checkpoint) -> AudioVAE:
