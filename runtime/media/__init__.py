@@ -1,0 +1,1 @@
+"""Pictures, videos and sounds in and out; torch only in references.py and tensors.py."""

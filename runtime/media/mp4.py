@@ -1,0 +1,251 @@
+"""The finished video: H.264 and AAC in an mp4 that plays in browsers, streamed and written whole.
+
+Axes: N frames of one chunk, H rows, W columns, 3 colours; wave [2,L] samples, full scale +-1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
+from av.container import OutputContainer
+from av.video.frame import VideoFrame
+from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
+from av.video.stream import VideoStream
+from numpy.typing import ArrayLike, NDArray
+
+from runtime.media.colour import SCALING
+from runtime.media.containers import open_media
+from runtime.media.files import atomic_file
+
+AUDIO_RATES = (32_000, 48_000)
+RUN_KEY = "h3_run"
+_OPTIONS = {
+    "movflags": "+faststart+use_metadata_tags",  # arbitrary keys survive only with the second
+    "max_interleave_delta": "0",  # sound may come last: packets wait for it, encoded, in memory
+}
+
+Wave = ArrayLike | Callable[[], ArrayLike]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mp4Options:
+    """How the file is encoded. sample_rate: Hz of the wave; audio_rate: Hz in the file."""
+
+    fps: int = 24
+    sample_rate: int = 32_000
+    audio_rate: int = 48_000
+    crf: int = 16
+    preset: str = "veryfast"
+    audio_bit_rate: int = 192_000
+
+    def __post_init__(self) -> None:
+        if self.audio_rate not in AUDIO_RATES:
+            raise ValueError(f"audio_rate must be 32000 or 48000 Hz, got {self.audio_rate}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenMp4:
+    """What was written; sound_seconds is 0.0 without sound."""
+
+    path: Path
+    frames: int
+    video_seconds: float
+    sound_seconds: float
+    bytes: int
+    notes: tuple[str, ...]
+
+
+def keep_going() -> None:
+    """The check_cancel of a caller that never cancels."""
+
+
+def write_mp4(
+    path: Path,
+    frames: Iterable[ArrayLike],
+    wave: Wave | None,
+    metadata: Mapping[str, Any],
+    options: Mp4Options,
+    check_cancel: Callable[[], None] = keep_going,
+) -> WrittenMp4:
+    """Encodes chunks of frames as they come and writes `path` atomically.
+
+    frames: yields float32 [N,H,W,3] sRGB in [0,1] (CPU tensors or arrays), H and W even; one chunk
+    is alive at a time and only encoded packets are kept. wave: float32 [2,L] at
+    options.sample_rate, or a function called for it after the last frame; it must end within one
+    frame of the pictures. metadata: a JSON object, stored under "h3_run" and "comment".
+    check_cancel runs before each frame and raises to stop; then, and on any other failure, no file
+    is left. Raises ValueError for bad input, naming the stage of values that are not finite, and
+    DiskFullError.
+    """
+    text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+    text.encode()  # a lone surrogate fails here, not after minutes of encoding
+    with atomic_file(path) as part:
+        with av.open(str(part), "w", format="mp4", options=dict(_OPTIONS)) as container:
+            container.metadata[RUN_KEY] = text
+            container.metadata["comment"] = text
+            writer = _Writer(container, options, with_sound=wave is not None)
+            for chunk in frames:
+                writer.add_frames(chunk, check_cancel)
+                del chunk  # else it lives on while the next one is made
+            if wave is not None:
+                writer.add_sound(wave() if callable(wave) else wave)
+            writer.finish()
+        size = part.stat().st_size
+    return WrittenMp4(
+        path=path,
+        frames=writer.frames,
+        video_seconds=writer.frames / options.fps,
+        sound_seconds=writer.sound_samples / options.sample_rate,
+        bytes=size,
+        notes=tuple(writer.notes),
+    )
+
+
+def read_run_metadata(path: Path) -> dict[str, Any]:
+    """The JSON object that write_mp4 stored; ValueError when the file has none."""
+    with open_media(path) as container:
+        tags = dict(container.metadata)
+    text = tags.get(RUN_KEY) or tags.get("comment", "")
+    try:
+        stored = json.loads(text)
+    except json.JSONDecodeError:
+        stored = None
+    if not isinstance(stored, dict):
+        raise ValueError(
+            f"{path} carries no run record; it was not written here, or a site stripped its tags"
+        )
+    return stored
+
+
+class _Writer:
+    """Two streams of one container; the first frame's size starts the video stream."""
+
+    def __init__(
+        self, container: OutputContainer, options: Mp4Options, *, with_sound: bool
+    ) -> None:
+        self._container, self._options = container, options
+        self._with_sound = with_sound
+        self._video: VideoStream | None = None
+        self._audio: AudioStream | None = None
+        self.frames = 0
+        self.sound_samples = 0
+        self.notes: list[str] = []
+
+    def add_frames(self, chunk: ArrayLike, check_cancel: Callable[[], None]) -> None:
+        """Encodes float32 [N,H,W,3] in [0,1] frame by frame."""
+        frames_NHWC = np.asarray(chunk)
+        if frames_NHWC.ndim != 4 or frames_NHWC.shape[3] != 3 or frames_NHWC.dtype != np.float32:
+            raise ValueError(
+                f"frames must be float32 [N,H,W,3], got {frames_NHWC.dtype} {frames_NHWC.shape}"
+            )
+        height, width = frames_NHWC.shape[1:3]
+        video = self._video or self._start(width, height)
+        if (width, height) != (video.width, video.height):
+            raise ValueError(
+                f"frame {self.frames} is {width}x{height}, the frames before are "
+                f"{video.width}x{video.height}; all must have one size"
+            )
+        for frame_HWC in frames_NHWC:
+            check_cancel()
+            _check_finite(frame_HWC, f"video VAE decode: frame {self.frames}")
+            frame = _to_yuv420(frame_HWC)
+            frame.pts, frame.time_base = self.frames, Fraction(1, self._options.fps)
+            self._container.mux(video.encode(frame))
+            self.frames += 1
+
+    def add_sound(self, wave: ArrayLike) -> None:
+        """Encodes float32 [2,L]; called once, after the frames whose length it must have."""
+        wave_CL = np.asarray(wave)
+        if wave_CL.ndim != 2 or wave_CL.shape[0] != 2 or wave_CL.dtype != np.float32:
+            raise ValueError(f"the wave must be float32 [2,L], got {wave_CL.dtype} {wave_CL.shape}")
+        _check_finite(wave_CL, "audio VAE decode: the wave")
+        self._check_length(wave_CL.shape[1])
+        peak = float(np.abs(wave_CL).max())
+        if peak > 1:
+            self.notes.append(f"sound peaks at {peak:.2f}, clamped to 1.0")
+            wave_CL = wave_CL.clip(-1, 1)
+        self.sound_samples = wave_CL.shape[1]
+        assert self._audio is not None
+        for frame in self._at_file_rate(wave_CL):
+            self._container.mux(self._audio.encode(frame))
+
+    def finish(self) -> None:
+        """Flushes both encoders."""
+        if self._video is None:
+            raise ValueError("no frames were given to write; a video needs at least one")
+        self._container.mux(self._video.encode(None))
+        if self._audio is not None:
+            self._container.mux(self._audio.encode(None))
+
+    def _start(self, width: int, height: int) -> VideoStream:
+        if width % 2 or height % 2 or not width or not height:
+            raise ValueError(f"an mp4 needs even sizes (yuv420p), got {width}x{height}")
+        options = self._options
+        video = self._container.add_stream(
+            "libx264", rate=options.fps, options={"crf": str(options.crf), "preset": options.preset}
+        )
+        assert isinstance(video, VideoStream)
+        video.width, video.height, video.pix_fmt = width, height, "yuv420p"
+        context = video.codec_context
+        context.time_base = Fraction(1, options.fps)
+        context.color_range = int(ColorRange.MPEG)
+        context.colorspace = int(Colorspace.ITU709)
+        context.color_primaries = int(ColorPrimaries.BT709)
+        context.color_trc = int(ColorTrc.BT709)
+        if self._with_sound:
+            audio = self._container.add_stream("aac", rate=options.audio_rate, layout="stereo")
+            assert isinstance(audio, AudioStream)
+            audio.bit_rate = options.audio_bit_rate
+            self._audio = audio
+        self._video = video
+        return video
+
+    def _check_length(self, samples: int) -> None:
+        sound, shown = samples / self._options.sample_rate, self.frames / self._options.fps
+        if not samples or abs(sound - shown) > 1 / self._options.fps:
+            raise ValueError(
+                f"the sound lasts {sound:.3f} s and the pictures {shown:.3f} s; "
+                f"they must end within one frame of each other"
+            )
+
+    def _at_file_rate(self, wave_CL: NDArray[np.float32]) -> list[AudioFrame]:
+        rate = self._options.sample_rate
+        frame = AudioFrame.from_ndarray(
+            np.ascontiguousarray(wave_CL), format="fltp", layout="stereo"
+        )
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+        if rate == self._options.audio_rate:
+            return [frame]
+        resampler = AudioResampler(format="fltp", layout="stereo", rate=self._options.audio_rate)
+        return [*resampler.resample(frame), *resampler.resample(None)]
+
+
+def _check_finite(values: NDArray[np.float32], what: str) -> None:
+    bad = values.size - int(np.isfinite(values).sum())
+    if bad:
+        raise ValueError(
+            f"{what} holds {bad} of {values.size} values that are not finite; no video was written"
+        )
+
+
+def _to_yuv420(frame_HWC: NDArray[np.float32]) -> VideoFrame:
+    """Rounded to 8 bits, then BT.709 limited range; libx264 itself would convert with BT.601."""
+    rgb_HWC = (np.clip(frame_HWC, 0, 1) * 255 + 0.5).astype(np.uint8)
+    return VideoFrame.from_ndarray(rgb_HWC, format="rgb24").reformat(
+        format="yuv420p",
+        src_colorspace=int(Colorspace.ITU709),
+        dst_colorspace=int(Colorspace.ITU709),
+        src_color_range=int(ColorRange.JPEG),
+        dst_color_range=int(ColorRange.MPEG),
+        interpolation=int(SCALING),
+    )

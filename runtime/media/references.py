@@ -1,0 +1,157 @@
+"""One reference of a request to tensors, with everything that was changed on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.media.files import content_hash
+from runtime.media.images import BACKGROUND, Alpha, Colour, load_image
+from runtime.media.sounds import Downmix, LoadedSound, find_sound, load_sound
+from runtime.media.videos import LoadedVideo, Resize, as_stored, load_video
+from runtime.messages import FPS, Reference
+
+_SYNC_SECONDS = 0.5 / FPS  # sound and picture starts closer than half a frame count as one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedMedia:
+    """A decoded reference.
+
+    pixels: float32 [F,H,W,3] in [0,1] (F is 1 for an image), None for a sound.
+    wave: float32 [1,C,L] with C 1 or 2 at `rate` Hz, None without sound (rate is then 0).
+    content_hash: SHA-256 hex of the file, for a replaced soundtrack of both files' hashes.
+    """
+
+    kind: str
+    pixels: Tensor | None
+    wave: Tensor | None
+    rate: int
+    content_hash: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How references are read; alpha="cut" and downmix="first_two" are what ComfyUI does.
+
+    max_frames: video frames at 24 fps that the request can use. resize: uint8 [H,W,3] per frame.
+    model_rate: Hz the model works at, only named in the notes.
+    """
+
+    max_frames: int
+    resize: Resize = as_stored
+    alpha: Alpha = "composite"
+    background: Colour = BACKGROUND
+    downmix: Downmix = "mix"
+    model_rate: int = 32_000
+
+
+def load_reference(reference: Reference, options: LoadOptions) -> LoadedMedia:
+    """Decodes a reference. Raises ValueError in one sentence naming the file (see the loaders)."""
+    load = {"image": _load_image, "video": _load_video, "audio": _load_audio}[reference.kind]
+    return load(reference, options)
+
+
+def _load_image(reference: Reference, options: LoadOptions) -> LoadedMedia:
+    image = load_image(reference.path, alpha=options.alpha, background=options.background)
+    return LoadedMedia(
+        kind="image",
+        pixels=torch.from_numpy(image.pixels),
+        wave=None,
+        rate=0,
+        content_hash=content_hash(reference.path),
+        notes=image.notes,
+    )
+
+
+def _load_audio(reference: Reference, options: LoadOptions) -> LoadedMedia:
+    sound = load_sound(reference.path, downmix=options.downmix)
+    return LoadedMedia(
+        kind="audio",
+        pixels=None,
+        wave=torch.from_numpy(sound.wave),
+        rate=sound.rate,
+        content_hash=content_hash(reference.path),
+        notes=sound.notes + _rate_notes(sound, options),
+    )
+
+
+def _load_video(reference: Reference, options: LoadOptions) -> LoadedMedia:
+    video = load_video(
+        reference.path,
+        max_frames=options.max_frames,
+        fps=FPS,
+        resize=options.resize,
+        alpha=options.alpha,
+        background=options.background,
+    )
+    notes = list(video.notes)
+    wave_1CL, rate = _soundtrack(reference, video, options, notes)
+    return LoadedMedia(
+        kind="video",
+        pixels=torch.from_numpy(video.pixels()),
+        wave=None if wave_1CL is None else torch.from_numpy(wave_1CL),
+        rate=rate,
+        content_hash=_video_hash(reference),
+        notes=tuple(notes),
+    )
+
+
+def _video_hash(reference: Reference) -> str:
+    """A muted video and one with another soundtrack are other conditionings than the plain file."""
+    own = content_hash(reference.path)
+    if reference.mute:
+        return own + "-muted"
+    if reference.soundtrack is not None:
+        return own + "-" + content_hash(reference.soundtrack)
+    return own
+
+
+def _soundtrack(
+    reference: Reference, video: LoadedVideo, options: LoadOptions, notes: list[str]
+) -> tuple[NDArray[np.float32] | None, int]:
+    if reference.mute:
+        return None, 0
+    replaced = reference.soundtrack is not None
+    if reference.soundtrack is not None:
+        sound = load_sound(reference.soundtrack, downmix=options.downmix)
+    else:
+        own = find_sound(reference.path, downmix=options.downmix)
+        if own is None:
+            return None, 0
+        sound = own
+    notes += sound.notes + _rate_notes(sound, options)
+    wave_1CL = sound.wave
+    if not replaced:
+        wave_1CL = _in_sync(wave_1CL, sound.rate, video.start_seconds - sound.start_seconds, notes)
+    seconds, shown = wave_1CL.shape[2] / sound.rate, video.frames.shape[0] / FPS
+    if seconds - shown > 1 / FPS:
+        notes.append(f"soundtrack of {seconds:.2f} s used whole beside {shown:.2f} s of pictures")
+    return wave_1CL, sound.rate
+
+
+def _in_sync(
+    wave_1CL: NDArray[np.float32], rate: int, late_seconds: float, notes: list[str]
+) -> NDArray[np.float32]:
+    """Cuts or pads the head of the sound so that it starts with the first picture."""
+    if abs(late_seconds) <= _SYNC_SECONDS:
+        return wave_1CL
+    samples = round(abs(late_seconds) * rate)
+    if late_seconds > 0:
+        if samples >= wave_1CL.shape[2]:
+            raise ValueError("the sound of the video ends before its pictures start; mute it")
+        notes.append(f"{late_seconds:.2f} s of sound before the first picture cut")
+        return np.ascontiguousarray(wave_1CL[..., samples:])
+    notes.append(f"{-late_seconds:.2f} s of silence put before the sound, as in the file")
+    return np.pad(wave_1CL, ((0, 0), (0, 0), (samples, 0)))
+
+
+def _rate_notes(sound: LoadedSound, options: LoadOptions) -> tuple[str, ...]:
+    if sound.rate == options.model_rate:
+        return ()
+    return (f"{sound.rate} Hz -> {options.model_rate} Hz",)
