@@ -27,6 +27,6 @@ def open_checkpoint(path: Path, role: str) -> Checkpoint:
     layer (contract 1.2, 8).
     """
     # Here and not above: the console imports this package's header and index without torch.
-    from runtime.checkpoints.file import FileCheckpoint
+    from runtime.checkpoints.file import open_file
 
-    return FileCheckpoint(path, role)
+    return open_file(path, role)

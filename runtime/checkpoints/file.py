@@ -1,9 +1,10 @@
-"""A checkpoint file on disk: tensors are read on request into allocations of their own."""
+"""An open checkpoint: tensors are read on request into allocations of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from runtime.checkpoints import FORMATS
 from runtime.checkpoints.base import PackedWeight
 from runtime.checkpoints.header import CheckpointError, Header, TensorInfo, read_header
-from runtime.checkpoints.index import build_index
+from runtime.checkpoints.index import Index, build_index
 from runtime.checkpoints.layer import LayerQuant
 from runtime.checkpoints.reader import Reader
 
@@ -35,18 +36,24 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
-class FileCheckpoint:
-    """The Checkpoint protocol over one safetensors file (base.py)."""
+class Source(Protocol):
+    """Where the bytes come from: a file, or a generator of random weights."""
 
-    def __init__(self, path: Path, role: str) -> None:
-        index = build_index(read_header(path), role)
+    def read(self, start: int, nbytes: int, device: torch.device) -> Tensor:
+        """Bytes [start, start + nbytes) of the file as a uint8 vector of its own on `device`."""
+
+
+class IndexedCheckpoint:
+    """The Checkpoint protocol (base.py) over a checked index and a source of bytes."""
+
+    def __init__(self, index: Index, role: str, source: Source) -> None:
         self.header: Header = index.header
         self.role = role
         self.layers: Mapping[str, LayerQuant] = index.layers
         self.quantised = bool(index.layers)
         self.metadata: Mapping[str, str] = index.header.metadata
         self._index = index
-        self._reader = Reader(path)
+        self._source = source
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._index.tensors)
@@ -60,7 +67,7 @@ class FileCheckpoint:
     def tensor(self, name: str, device: torch.device | str = "cpu") -> Tensor:
         info = self._info(name)
         dtype = self._torch_dtype(name, info)
-        data = self._reader.read(info.start, info.nbytes, torch.device(device))
+        data = self._source.read(info.start, info.nbytes, torch.device(device))
         return data.view(dtype).view(info.shape)
 
     def packed(self, layer: str, device: torch.device | str = "cpu") -> PackedWeight:
@@ -93,3 +100,8 @@ class FileCheckpoint:
         if dtype is None:
             raise CheckpointError(f"{self.header.path}: {name} is {info.dtype}, not supported")
         return dtype
+
+
+def open_file(path: Path, role: str) -> IndexedCheckpoint:
+    """Open one safetensors file; header, prefix and markers are checked, tensors are not read."""
+    return IndexedCheckpoint(build_index(read_header(path), role), role, Reader(path))

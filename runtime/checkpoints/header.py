@@ -97,6 +97,13 @@ def read_header(path: Path) -> Header:
     )
 
 
+def read_bytes(header: Header, info: TensorInfo) -> bytes:
+    """The stored bytes of one small tensor."""
+    with header.path.open("rb") as file:
+        file.seek(info.start)
+        return file.read(info.nbytes)
+
+
 def _json_length(path: Path, start: bytes, file_bytes: int) -> int:
     for magic, name in _OTHER_FORMATS.items():
         if start.startswith(magic):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from functools import partial
+from typing import Any
 
 from runtime.checkpoints import FORMATS
-from runtime.checkpoints.header import CheckpointError, Header, TensorInfo
+from runtime.checkpoints.header import CheckpointError, Header, TensorInfo, read_bytes
 from runtime.checkpoints.layer import Format, LayerQuant, LayerTensors
 from runtime.checkpoints.roles import own_names
 
@@ -20,6 +21,7 @@ _LEGACY_SUFFIX = {"scale_weight": "weight_scale", "scale_input": "input_scale"}
 _LEGACY_FORMAT = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _MARKER_KEYS = frozenset({"format", "full_precision_matrix_mult"})
 _MAX_MARKER_BYTES = 4096
+ReadBytes = Callable[[TensorInfo], bytes]
 _ONE = struct.pack("<f", 1.0)
 
 
@@ -38,8 +40,10 @@ class Index:
         return tuple(suffix for suffix in wanted if f"{layer}.{suffix}" in self.tensors)
 
 
-def build_index(header: Header, role: str) -> Index:
+def build_index(header: Header, role: str, read: ReadBytes | None = None) -> Index:
     """Strip the role's prefix, read the markers (a few bytes each) and check every quantised layer.
+
+    read: gives the bytes of a small tensor; None reads them from the file.
 
     Raises CheckpointError naming format and layer for anything that cannot be decoded (contract 8).
     """
@@ -47,10 +51,10 @@ def build_index(header: Header, role: str) -> Index:
     tensors = {name: header.tensors[stored] for name, stored in names.items()}
     try:
         _refuse_foreign_layouts(header.metadata, tensors)
-        with header.path.open("rb") as file:
-            markers = _markers(header, file, tensors, prefixes=_prefixes(names))
-            if LEGACY in tensors and not markers:
-                tensors, markers = _from_legacy(file, tensors)
+        read = read or partial(read_bytes, header)
+        markers = _markers(header, read, tensors, prefixes=_prefixes(names))
+        if LEGACY in tensors and not markers:
+            tensors, markers = _from_legacy(read, tensors)
         tensors = {n: i for n, i in tensors.items() if n.rpartition(".")[2] != MARKER}
         layers = {layer: _layer_quant(layer, marker) for layer, marker in markers.items()}
         _refuse_rotated_nvfp4(header.metadata, layers)
@@ -65,7 +69,7 @@ def _prefixes(names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _markers(
-    header: Header, file: BinaryIO, tensors: Mapping[str, TensorInfo], prefixes: Iterable[str]
+    header: Header, read: ReadBytes, tensors: Mapping[str, TensorInfo], prefixes: Iterable[str]
 ) -> dict[str, Any]:
     """Layer -> marker: `.comfy_quant` tensors, else the header's `_quantization_metadata`."""
     markers = _from_metadata(header.metadata, prefixes)
@@ -77,7 +81,7 @@ def _markers(
             raise CheckpointError(
                 f"{name} is {info.dtype} {list(info.shape)}; a marker is a U8 vector of JSON text"
             )
-        markers[layer] = _json(f"marker of layer {layer}", _read(file, info))
+        markers[layer] = _json(f"marker of layer {layer}", read(info))
     return markers
 
 
@@ -100,7 +104,7 @@ def _from_metadata(metadata: Mapping[str, str], prefixes: Iterable[str]) -> dict
 
 
 def _from_legacy(
-    file: BinaryIO, tensors: Mapping[str, TensorInfo]
+    read: ReadBytes, tensors: Mapping[str, TensorInfo]
 ) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
     """`scaled_fp8` files: rename the scales, drop input scales of exactly 1, add markers."""
     full_precision = tensors[LEGACY].numel == 2
@@ -110,7 +114,7 @@ def _from_legacy(
         layer, _, suffix = name.rpartition(".")
         if name == LEGACY:
             continue
-        if suffix == "scale_input" and info.dtype == "F32" and _read(file, info) == _ONE:
+        if suffix == "scale_input" and info.dtype == "F32" and read(info) == _ONE:
             continue
         renamed[f"{layer}.{_LEGACY_SUFFIX[suffix]}" if suffix in _LEGACY_SUFFIX else name] = info
         if suffix == "scale_weight":
@@ -133,11 +137,6 @@ def _json(what: str, text: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{what} is not a JSON object: {text[:60]!r}")
     return found
-
-
-def _read(file: BinaryIO, info: TensorInfo) -> bytes:
-    file.seek(info.start)
-    return file.read(info.nbytes)
 
 
 def _layer_quant(layer: str, marker: Any) -> LayerQuant:

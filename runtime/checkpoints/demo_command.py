@@ -1,0 +1,57 @@
+"""`launch.py make-demo`: writes a random checkpoint set of full or tiny size."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from runtime.checkpoints.demo import write_random
+from runtime.checkpoints.published import FORMATS
+
+_GIB = 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    dit = {name: None for size in FORMATS.values() for name in size["dit"]}
+    parser.add_argument("--size", choices=tuple(FORMATS), default="full")
+    parser.add_argument("--format", choices=tuple(dit), default="pruned_nvfp4", help="of the DiT")
+    parser.add_argument("--text-encoder", choices=FORMATS["full"]["text_encoder"], default=None)
+    parser.add_argument("--video-vae", choices=FORMATS["full"]["video_vae"], default=None)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=tuple(FORMATS["full"]),
+        help="write this file only; may be given more than once",
+    )
+
+
+def _show(path: Path, done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{path.name}  {done / _GIB:.1f}/{total / _GIB:.1f} GiB", end=end, file=sys.stderr)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the set; prints one line per file: path, bytes, GiB/s."""
+    wanted = {
+        "dit": args.format,
+        "text_encoder": args.text_encoder,
+        "video_vae": args.video_vae,
+        "audio_vae": None,
+    }
+    for role in args.only or wanted:
+        format = wanted[role] or FORMATS[args.size][role][0]
+        path = args.out / f"random_{args.size}_{role}_{format}.safetensors"
+        began = time.perf_counter()
+        size = write_random(
+            path, role, size=args.size, format=format, seed=args.seed, progress=partial(_show, path)
+        )
+        seconds = time.perf_counter() - began
+        speed = f"{size / _GIB:7.2f} GiB  {seconds:6.1f} s  {size / _GIB / seconds:5.2f} GiB/s"
+        print(f"{path}  {size:,} bytes  {speed}")
+    return 0
