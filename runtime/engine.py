@@ -66,7 +66,7 @@ class Engine:
         self._world = ranks
         self._ranks: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
-        self._sending = threading.Lock()
+        self._changing = threading.Lock()  # the ranks, their pipes, and who sends
         self._unfinished = ""  # a request whose reader went away before its last event
 
     @property
@@ -102,8 +102,9 @@ class Engine:
 
     def kill(self) -> None:
         """Kills the ranks at once; a waiting reader gets the Failure."""
-        for rank in self._ranks:
-            rank.kill()
+        with self._changing:
+            for rank in self._ranks:
+                rank.kill()
 
     def close(self, *, grace_seconds: float = 5.0) -> None:
         """Ends the ranks: asks, then kills. Nothing is left running; may be called again."""
@@ -111,16 +112,19 @@ class Engine:
         for rank in self._ranks:
             rank.join(grace_seconds)
         self.kill()
-        for rank, pipe in zip(self._ranks, self._pipes, strict=True):
-            rank.join()
-            rank.close()
-            pipe.close()
-        self._ranks, self._pipes, self._unfinished = [], [], ""
+        with self._changing:
+            for rank, pipe in zip(self._ranks, self._pipes, strict=True):
+                rank.join()
+                rank.close()
+                pipe.close()
+            self._ranks, self._pipes, self._unfinished = [], [], ""
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:  # a rank that is loading would not hear the question
+            self.kill()
         self.close()
 
     def _spawn(self) -> None:
@@ -142,7 +146,7 @@ class Engine:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _send(self, command: Command | None) -> None:
-        with self._sending:
+        with self._changing:
             for pipe in self._pipes:
                 try:
                     pipe.send(command)

@@ -244,6 +244,7 @@ class Failure:
     reason: str
     details: str = ""  # traceback, for the log only
     cancelled: bool = False
+    bad_input: bool = False  # the request, a file or the plan is at fault, not the run
 
 
 Event = Ready | Progress | Note | StageTime | Result | Failure

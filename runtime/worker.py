@@ -29,6 +29,7 @@ from runtime.messages import (
     Ref2VARequest,
     Result,
 )
+from runtime.nonfinite import NonFinite
 
 
 class Pipeline(Protocol):
@@ -75,13 +76,16 @@ class Worker:
         self._world = world
         self._pipe = pipe
         self._waiting: deque[Command | None] = deque()
+        self._cancels: set[str] = set()
 
     def serve(self) -> None:
         """Loads, then answers commands; returns on None, or when the console has gone."""
         try:
             pipeline = self._load()
             while pipeline is not None and (command := self._next()) is not None:
-                if not isinstance(command, Cancel):  # a Cancel here came after its request ended
+                if isinstance(command, Cancel):  # it overtook its request, or came too late
+                    self._cancels.add(command.request_id)
+                else:
                     self._serve_one(pipeline, command)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the console died; nobody is left to tell
@@ -183,7 +187,9 @@ class Worker:
         """Reads what has arrived meanwhile; being told to stop cancels too."""
         while self._pipe.poll():
             self._waiting.append(self._pipe.recv())
-        return any(c is None or c == Cancel(request_id=request_id) for c in self._waiting)
+        return request_id in self._cancels or any(
+            c is None or c == Cancel(request_id=request_id) for c in self._waiting
+        )
 
 
 class _Family(Protocol):
@@ -196,6 +202,7 @@ def _failure(request_id: str, stage: str, error: Exception) -> Failure:
         stage=stage,
         reason=_sentence(error),
         details="".join(traceback.format_exception(error)),
+        bad_input=isinstance(error, ValueError) and not isinstance(error, NonFinite),
     )
 
 

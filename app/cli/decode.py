@@ -1,0 +1,56 @@
+"""`launch.py decode`: saved latents in, the video with sound out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from app import preflight, presets
+from app.cli import watch
+from app.cli.progress import Bar
+from runtime.engine import Engine
+from runtime.messages import Event, Failure, Result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("latents", type=Path, help='safetensors with tensors "video" and "audio"')
+    parser.add_argument("--plan", help="a TOML file or a name (default: plan.toml beside LATENTS)")
+    parser.add_argument("--out", type=Path, required=True, help="the mp4 to write")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks, loads, decodes; exit status 0 ok, 1 failed, 2 bad input, 130 cancelled."""
+    latents, out = args.latents.expanduser().absolute(), args.out.expanduser().absolute()
+    if not latents.is_file():
+        raise ValueError(f"{args.latents} does not exist; give a latents.safetensors of a run")
+    if out.suffix != ".mp4":
+        raise ValueError(f"--out must end in .mp4, got {args.out}")
+    plan = presets.load_plan(_plan_file(args.plan, latents))
+    preflight.check_models(plan)
+    bar = Bar()
+    last: Result | Failure
+    with Engine(plan) as engine:
+        ready = watch.load(engine, bar)
+        if isinstance(ready, Failure):
+            last = ready
+        else:
+            events = engine.decode("decode", latents, out=out)
+            last = watch.follow(engine, "decode", events, bar, _ignore)
+    status = watch.status("decode", last)
+    print(json.dumps({"ok": status == watch.OK, "video": str(out) if status == watch.OK else None}))
+    return status
+
+
+def _plan_file(name: str | None, latents: Path) -> Path:
+    if name is not None:
+        return presets.find("plans", name)
+    beside = latents.with_name("plan.toml")
+    if not beside.is_file():
+        raise ValueError(f"no plan.toml beside {latents}; name a plan with --plan")
+    return beside
+
+
+def _ignore(event: Event) -> None:
+    """A decode keeps no record."""

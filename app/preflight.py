@@ -1,0 +1,69 @@
+"""What can be known to be wrong before a process is spawned: files, media, disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from runtime.media.probe import MediaInfo, probe
+from runtime.messages import FPS, Plan, Ref2VARequest, Reference
+
+_ARTICLE = {"image": "an image", "video": "a video", "audio": "a sound"}
+_LEAST_FRAMES = 5  # what the video VAE needs for its first two latents (contract 4)
+_FLOOR_BYTES = 1 << 20
+_LATENT_BYTES_PER_PIXEL = 0.1  # float32, 24 channels, 1 in 16 x 16 pixels, 1 in 4 frames: 0.094
+_MP4_BYTES_PER_PIXEL = 0.2  # a noisy picture at crf 16; an ordinary one takes a tenth
+
+
+def check(request: Ref2VARequest, plan: Plan, out: Path) -> None:
+    """Raises ValueError with one sentence for what the request cannot be run with."""
+    for reference in request.references:
+        check_reference(reference)
+    check_models(plan)
+    check_disk(request, out)
+
+
+def check_reference(reference: Reference) -> MediaInfo:
+    """The file can be read as its kind of reference; returns what it holds."""
+    info = probe(reference.path)
+    if reference.kind == "audio" or reference.soundtrack is not None:
+        sound = info if reference.kind == "audio" else probe(reference.soundtrack or Path())
+        if not sound.audio_codec:
+            raise ValueError(
+                f"{reference.soundtrack or reference.path} holds no sound; give an audio file"
+            )
+    if reference.kind != "audio" and info.kind != reference.kind:
+        raise ValueError(
+            f"{reference.path} is {_ARTICLE[info.kind]}, not {_ARTICLE[reference.kind]}; "
+            f"give it as a reference {info.kind} or choose another file"
+        )
+    if reference.kind == "video" and 0 < info.seconds * FPS < _LEAST_FRAMES - 0.5:
+        raise ValueError(
+            f"{reference.path} is {info.seconds:.2f} s long; a reference video needs at least "
+            f"{_LEAST_FRAMES} frames at {FPS} fps; use a longer one or an image"
+        )
+    return info
+
+
+def check_models(plan: Plan) -> None:
+    """Every checkpoint file that the plan names is there."""
+    models = plan.models
+    for file in (models.dit, models.text_encoder, models.video_vae, models.audio_vae):
+        if not file.is_file():
+            raise ValueError(
+                f"plan {plan.name} needs {file}, which is not there; put the file there or change "
+                "[models] in the plan"
+            )
+
+
+def check_disk(request: Ref2VARequest, out: Path) -> None:
+    """The disk of `out` has room for the latents and the video."""
+    pixels = request.width * request.height * request.frames
+    need = _FLOOR_BYTES + int(pixels * (_LATENT_BYTES_PER_PIXEL + _MP4_BYTES_PER_PIXEL))
+    place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    if free < need:
+        raise ValueError(
+            f"the disk of {out} has {free / 2**20:.1f} MiB free and this request needs about "
+            f"{need / 2**20:.1f} MiB; free some or choose another folder with --out"
+        )

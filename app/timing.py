@@ -1,0 +1,62 @@
+"""The stage table, with the column names vLLM-Omni uses; what was not measured says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.messages import StageTime
+
+NOT_MEASURED = "not measured"
+_WHOLE = ("text encode", "reference encode")
+_AFTER = ("video VAE decode", "audio VAE decode", "mux")
+_KERNELS = ("attention", "GEMM", "communication", "other")  # of a step; from the profiler, later
+
+Row = tuple[str, str]
+
+
+def stage_rows(
+    stages: Iterable[StageTime], *, load_seconds: float | None, peak_memory_bytes: int
+) -> tuple[Row, ...]:
+    """(name, text) rows; of several ranks the slowest counts, as the others wait for it."""
+    seen = tuple(stages)
+    rows: list[Row] = [("load", _seconds(load_seconds))]
+    rows += [(name, _seconds(_total(seen, name))) for name in _WHOLE]
+    rows += [("denoise", _seconds(_total(seen, "denoise"))), ("per step", _per_step(seen))]
+    rows += [(f"per step: {name}", NOT_MEASURED) for name in _KERNELS]
+    rows += [(name, _seconds(_total(seen, name))) for name in _AFTER]
+    rows.append(("E2E", _seconds(_total(seen, "end to end"))))
+    memory = f"{peak_memory_bytes / 2**30:.2f} GiB" if peak_memory_bytes else NOT_MEASURED
+    return (*rows, ("peak memory", memory))
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as text in two columns."""
+    pairs = tuple(rows)
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name:<{width}}  {text:>14}" for name, text in pairs)
+
+
+def seconds_by_stage(stages: Iterable[StageTime]) -> dict[str, float]:
+    """Total seconds of every stage that was measured, for machines."""
+    seen = tuple(stages)
+    return {name: _total(seen, name) or 0.0 for name in dict.fromkeys(s.stage for s in seen)}
+
+
+def _total(stages: tuple[StageTime, ...], name: str) -> float | None:
+    by_rank: dict[int, float] = {}
+    for stage in stages:
+        if stage.stage == name:
+            by_rank[stage.rank] = by_rank.get(stage.rank, 0.0) + stage.seconds
+    return max(by_rank.values()) if by_rank else None
+
+
+def _per_step(stages: tuple[StageTime, ...]) -> str:
+    steps: dict[int, float] = {}
+    for stage in stages:
+        if stage.stage == "denoise" and stage.step >= 0:
+            steps[stage.step] = max(steps.get(stage.step, 0.0), stage.seconds)
+    return _seconds(sum(steps.values()) / len(steps) if steps else None)
+
+
+def _seconds(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value:.3f} s"
