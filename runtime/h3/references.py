@@ -1,0 +1,186 @@
+"""Reference media as the encoders see them: resized, cut, sampled (contract 4). Pure, no files.
+
+Axes: F frames, H height, W width, C channels (RGB or sound), L samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from runtime.h3.sizes import (
+    Size,
+    canvas_of_video,
+    check_guide_fits,
+    guide_audio_latents,
+    guide_frames,
+    kept_frames,
+    resolved_frame,
+    size_of_image,
+    text_frames,
+)
+from runtime.messages import ReferenceKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceMedia:
+    """One reference as loaded: pictures at 24 fps, sound at its own rate.
+
+    content_hash identifies pictures and sound together, so a muted or re-dubbed video has another.
+    """
+
+    kind: ReferenceKind
+    pixels: Tensor | None  # [F,H,W,3] float32 in [0,1]
+    wave: Tensor | None  # [1,C,L] float32
+    sample_rate: int  # Hz of the wave, 0 without one
+    content_hash: str
+
+    def __post_init__(self) -> None:
+        if (self.kind == "audio") is (self.pixels is not None):
+            raise ValueError(f"pictures belong to an image or video reference, got {self.kind!r}")
+        if self.kind == "image" and self.wave is not None:
+            raise ValueError("an image reference has no sound; pass it as an audio reference")
+        if self.kind == "audio" and self.wave is None:
+            raise ValueError("an audio reference needs a wave, got none")
+        if self.pixels is not None:
+            check_pixels(self.pixels)
+        if self.wave is not None:
+            check_wave(self.wave, self.sample_rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedVideo:
+    """What the VAE encodes, and what the text encoder sees of it at 2 fps."""
+
+    pixels: Tensor  # [F,H,W,3], F = 17k+5
+    text_pixels: Tensor  # [ceil(F/12),H,W,3]
+    timestamps: tuple[float, ...]  # seconds of text_pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """Pictures or a sound that pin a place of the target; the text encoder does not see them.
+
+    frame_index: target frame, negative counts from the end. Exactly one of pixels and wave is given
+    (ComfyUI's node takes both at once: that is two guides of the same frame).
+    """
+
+    frame_index: int
+    pixels: Tensor | None = None  # [F,H,W,3] float32 in [0,1]
+    wave: Tensor | None = None  # [1,C,L] float32
+    sample_rate: int = 0
+    content_hash: str
+
+    def __post_init__(self) -> None:
+        if (self.pixels is None) is (self.wave is None):
+            raise ValueError("a guide is either pictures or a sound; make two guides for both")
+        if self.pixels is not None:
+            check_pixels(self.pixels)
+        if self.wave is not None:
+            check_wave(self.wave, self.sample_rate)
+
+
+def check_pixels(pixels_FHWC: Tensor) -> None:
+    """ValueError unless these are frames [F,H,W,3], float32, at least one."""
+    shape = tuple(pixels_FHWC.shape)
+    if len(shape) != 4 or shape[3] != 3 or 0 in shape or pixels_FHWC.dtype != torch.float32:
+        raise ValueError(
+            f"pictures must be float32 [frames, height, width, 3] in [0, 1], "
+            f"got {pixels_FHWC.dtype} {list(shape)}"
+        )
+
+
+def check_wave(wave_CL: Tensor, sample_rate: int) -> None:
+    """ValueError unless this is a wave [1,C,L], float32, with a rate."""
+    shape = tuple(wave_CL.shape)
+    if len(shape) != 3 or shape[0] != 1 or 0 in shape or wave_CL.dtype != torch.float32:
+        raise ValueError(
+            f"a sound must be float32 [1, channels, samples], got {wave_CL.dtype} {list(shape)}"
+        )
+    if sample_rate < 1:
+        raise ValueError(f"a sound needs its sample rate in Hz, got {sample_rate}")
+
+
+def size_of(pixels_FHWC: Tensor) -> Size:
+    """Width and height in pixels."""
+    return pixels_FHWC.shape[2], pixels_FHWC.shape[1]
+
+
+def resize_lanczos(pixels_FHWC: Tensor, size: Size) -> Tensor:
+    """Frames in [0,1] stretched to `size`: truncated to 8 bits, LANCZOS, back to float32 (0.1.2).
+
+    Also frames that have the size already go through 8 bits, as in ComfyUI.
+    """
+    frames = (_resize_frame(frame, size) for frame in _to_bytes(pixels_FHWC))
+    return torch.from_numpy(np.stack(list(frames)).astype(np.float32) / np.float32(255))
+
+
+def _to_bytes(pixels_FHWC: Tensor) -> NDArray[np.uint8]:
+    return (pixels_FHWC * 255).clamp(0, 255).to(torch.uint8).numpy()
+
+
+def _resize_frame(frame_HWC: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    image = Image.fromarray(frame_HWC)
+    # Two calls pin the order; Pillow 12 goes horizontally first, Pillow 13 sometimes does not.
+    image = image.resize((size[0], image.height), Image.Resampling.LANCZOS)
+    return np.asarray(image.resize(size, Image.Resampling.LANCZOS))
+
+
+def crop_to_aspect(pixels_FHWC: Tensor, size: Size) -> Tensor:
+    """The centre of the frames with the aspect of `size`; margins are rounded, equal on both sides."""
+    width, height = size_of(pixels_FHWC)
+    have, want = width / height, size[0] / size[1]
+    x = round((width - width * (want / have)) / 2) if have > want else 0
+    y = round((height - height * (have / want)) / 2) if have < want else 0
+    return pixels_FHWC[:, y : height - y, x : width - x]
+
+
+def prepare_image(media: ReferenceMedia, *, mode: str, target: Size) -> Tensor:
+    """The first frame, stretched to its encoded size: [1,H,W,3] for both encoders."""
+    assert media.pixels is not None
+    size = size_of_image(*size_of(media.pixels), mode=mode, target=target)
+    return resize_lanczos(media.pixels[:1], size)
+
+
+def prepare_video(media: ReferenceMedia, *, target_frames: int) -> PreparedVideo:
+    """Frames stretched to the canvas, cut to the target's count, floored to 17k+5."""
+    assert media.pixels is not None
+    kept = kept_frames(len(media.pixels), target_frames)
+    # ComfyUI resizes first and cuts then; frames are independent, so the result is the same.
+    pixels = resize_lanczos(media.pixels[:kept], canvas_of_video(*size_of(media.pixels)))
+    indices = text_frames(kept)
+    return PreparedVideo(
+        pixels=pixels,
+        text_pixels=pixels[list(indices)],
+        timestamps=tuple(i / 2 for i in range(len(indices))),
+    )
+
+
+def prepare_first_frame(pixels_FHWC: Tensor, target: Size) -> Tensor:
+    """The first frame of the target: stretched to the target's size, [1,H,W,3]."""
+    return resize_lanczos(pixels_FHWC[:1], target)
+
+
+def prepare_last_frame(pixels_FHWC: Tensor, target: Size) -> Tensor:
+    """The last frame of the target: cropped to its aspect, then resized, [1,H,W,3]."""
+    return resize_lanczos(crop_to_aspect(pixels_FHWC[:1], target), target)
+
+
+def prepare_guide(guide: Guide, *, target: Size, target_frames: int) -> tuple[int, Tensor]:
+    """Resolved frame and guide frames [1 or 17k+5,H,W,3], cropped to the target's aspect."""
+    assert guide.pixels is not None
+    index = resolved_frame(guide.frame_index, target_frames)
+    kept = guide_frames(len(guide.pixels))
+    check_guide_fits(index, kept, target_frames)
+    return index, resize_lanczos(crop_to_aspect(guide.pixels[:kept], target), target)
+
+
+def audio_guide_room(guide: Guide, *, target_frames: int) -> tuple[int, int]:
+    """Resolved frame and the most audio latents that fit from there to the target's end."""
+    index = resolved_frame(guide.frame_index, target_frames)
+    return index, guide_audio_latents(index, target_frames)
