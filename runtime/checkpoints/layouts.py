@@ -15,7 +15,10 @@ NVFP4 = '{"format": "nvfp4"}'
 NVFP4_FULL_PRECISION = '{"format": "nvfp4", "full_precision_matrix_mult": true}'
 FP8 = '{"format": "float8_e4m3fn"}'
 INT8 = '{"format": "int8_tensorwise"}'
-_FILE_ORDER = "U64 I64 F64 F32 U32 I32 BF16 F16 U16 I16 F8_E8M0 F8_E4M3 F8_E5M2 I8 U8 BOOL".split()
+_FILE_ORDER = (
+    *("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
+    *("F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
