@@ -12,7 +12,7 @@ from runtime.checkpoints.classify import Part, Report, TensorReport, classify, t
 from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.checkpoints.modes import KNOWN_MODELS, MODES, learn
 
-_GIB = 1 << 30
+_GIB, _MIB = 1 << 30, 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,24 +54,26 @@ def _plain(report: Report) -> dict[str, object]:
 
 
 def _lines(report: Report, every_tensor: bool) -> list[str]:
+    unit = _Unit(report.file_bytes)
     lines = [
         Path(report.path).name,
-        f"{_gib(report.file_bytes)} GiB   {report.file_bytes:,} bytes   {report.tensors:,} tensors"
+        f"{unit.show(report.file_bytes)} {unit.name}   {report.file_bytes:,} bytes   {report.tensors:,} tensors"
         f"   header {report.header_bytes:,} bytes",
     ]
     for part in report.parts:
-        lines += ["", *_part(part)]
+        lines += ["", *_part(part, unit)]
         if every_tensor:
             lines += ["", *_tensors(part.tensors)]
-    lines += ["", f"a GPU will hold {_gib(report.gpu_bytes)} GiB of it"]
+    lines += ["", f"a GPU will hold {unit.show(report.gpu_bytes)} {unit.name} of it"]
     return lines
 
 
-def _part(part: Part) -> list[str]:
+def _part(part: Part, unit: _Unit) -> list[str]:
     facts = [part.family]
     if part.role == "dit":
         grid = f"pruned (grid {part.dims.get('grid')}, rank {part.dims.get('rank')})"
         facts += [grid if part.pruned else "full", f"mode {part.mode}"]
+        facts[-1] += " (not in presets/known_models.toml)" if part.mode == "unknown" else ""
     if part.prefix:
         facts.append(f"prefix {part.prefix}")
     lines = [" · ".join(facts)]
@@ -83,10 +85,10 @@ def _part(part: Part) -> list[str]:
         lines += ["", *_quantised(part)]
     for by in ("role", "dtype"):
         rows = [
-            (key, f"{count:,}", _gib(size), _gib(resident))
+            (key, f"{count:,}", unit.show(size), unit.show(resident))
             for key, (count, size, resident) in totals(part.tensors, by).items()
         ]
-        lines += ["", *_table((by, "tensors", "GiB", "GiB on GPU"), rows)]
+        lines += ["", *_table((by, "tensors", unit.name, f"{unit.name} on GPU"), rows)]
     return lines
 
 
@@ -144,5 +146,11 @@ def _table(
     return [line(header), "  ".join("─" * width for width in widths), *map(line, rows)]
 
 
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.3f}" if size < 10 * _GIB else f"{size / _GIB:.2f}"
+class _Unit:
+    """GiB, or MiB when the whole file is smaller than one GiB."""
+
+    def __init__(self, whole: int) -> None:
+        self.name, self._bytes = ("GiB", _GIB) if whole >= _GIB else ("MiB", _MIB)
+
+    def show(self, size: int) -> str:
+        return f"{size / self._bytes:.3f}"

@@ -25,9 +25,9 @@ def mode_of(header: Header, known: Path = KNOWN_MODELS) -> Mode:
 
 
 def time_path_hash(header: Header) -> str | None:
-    """sha256 of `adaln_t_table`, or of the time_embedder tensors in name order; None without one."""
+    """sha256 of `adaln_t_table`, or of the time_embedder tensors in name order, else None."""
     prefix = present(header.tensors.keys()).get("dit")
-    if prefix is None:
+    if prefix is None or not header.path.is_file():  # a random in-memory checkpoint has no file
         return None
     table = f"{prefix}adaln_t_table"
     embedder = sorted(n for n in header.tensors if n.startswith(f"{prefix}time_embedder."))

@@ -69,7 +69,7 @@ def own_names(names: Collection[str], role: str, path: Path) -> dict[str, str]:
     if role not in roles:
         raise CheckpointError(f"{path} is not a {ROLES[role].title}: {_what_it_is(names, roles)}")
     prefix = roles[role]
-    others = [other for key, other in roles.items() if key != role and other]
+    others = [_territory(key, other) for key, other in roles.items() if key != role and other]
     mine: dict[str, str] = {}
     for name in names:
         if prefix and name.startswith(prefix):
@@ -77,6 +77,12 @@ def own_names(names: Collection[str], role: str, path: Path) -> dict[str, str]:
         elif not any(name.startswith(other) for other in others):
             mine.setdefault(name, name)
     return mine
+
+
+def _territory(role: str, prefix: str) -> str:
+    """The keys that belong to another model: an open-ended prefix owns its whole first word."""
+    open_ended = any(want.endswith("*") for want in ROLES[role].prefixes)
+    return prefix.split(".")[0] + "." if open_ended else prefix
 
 
 def _prefix(names: Collection[str], role: Role) -> str | None:
