@@ -19,7 +19,7 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "serve": Command("app.cli.serve", "open the console in a browser"),
+    "serve": Command("panels.serve", "open the console in a browser"),
     "generate": Command("app.cli.generate", "prompt and references in, video with sound out"),
     "parity": Command("runtime.parity.command", "run golden files and name the first wrong tensor"),
     "decode": Command("app.cli.decode", "decode saved latents to a video"),

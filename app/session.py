@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ class Job:
     stage: str = ""
     done: int = 0
     total: int = 0
+    started: float = 0.0  # seconds since the epoch; 0 while it waits
     notes: tuple[Note, ...] = ()
     stages: tuple[StageTime, ...] = ()
     last: Result | Failure | None = None
@@ -171,7 +173,7 @@ class Session:
                 return None
             job = self._snapshot.job(self._waiting.popleft())
             assert job is not None, "a waiting job is always remembered"
-            job = replace(job, state="running", stage="start")
+            job = replace(job, state="running", stage="start", started=time.time())
             self._put(job)
             return job
 
