@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 
+class Unsupported(Exception):
+    """The golden needs something the runtime does not offer; the message names it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One compared tensor. `run` is "free" (from in/* and the prompt) or "staged" (stored inputs)."""

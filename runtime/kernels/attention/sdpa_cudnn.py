@@ -31,7 +31,9 @@ def load(device: torch.device) -> Attend:
 
 def route(device: torch.device) -> str:
     """Kernel and version for the run record."""
-    return f"torch {torch.__version__} SDPA cudnn {torch.backends.cudnn.version()} (fp32: efficient)"
+    return (
+        f"torch {torch.__version__} SDPA cudnn {torch.backends.cudnn.version()} (fp32: efficient)"
+    )
 
 
 BACKEND = AttentionBackend(name="sdpa_cudnn", load=load, route=route)

@@ -1,0 +1,90 @@
+"""The dimensions of one H3 denoiser, read from its checkpoint's shapes (contract 1.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.checkpoints.base import Checkpoint, CheckpointError
+
+NORM_EPS = 1e-5  # norm, q/k norm and final norm alike
+FREQUENCY_DIM = 256  # time embedding of the full form
+PATCH = 2
+NUM_MODALITIES = 3  # AdaLN rows per timestep: 0 video, 1 text, 2 audio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class H3Config:
+    """Everything is derived from shapes; nothing is typed by hand."""
+
+    hidden: int
+    num_layers: int
+    num_refiner_layers: int
+    num_heads: int
+    head_dim: int
+    ffn: int
+    text_dim: int
+    video_channels: int
+    audio_channels: int
+    num_inv_freq: int
+    time_dim: int  # width of t_emb: 2688 (full), 8 (pruned)
+    curve_grid: int  # rows of adaln_t_table; 0 in the full form
+    time_hidden: int  # hidden width of the time embedder; 0 in the pruned form
+
+    @property
+    def pruned(self) -> bool:
+        """Pruned: the time path is a table (contract 1.17)."""
+        return self.curve_grid > 0
+
+    @property
+    def rope_dim(self) -> int:
+        """Leading dims of a head that are rotated: 3 axes x inv_freq x 2."""
+        return 6 * self.num_inv_freq
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> H3Config:
+        """Contract 1.2; only output rows are used, so packed columns do not disturb it."""
+        names = set(checkpoint.names())
+        for needed in ("video_patch_proj.weight", "audio_patch_proj.weight"):
+            if needed not in names:
+                raise CheckpointError(f"not an H3 denoiser: it has no {needed}")
+        shape = checkpoint.shape
+        head_dim = shape("blocks.0.attn.q_norm.weight")[0]
+        if "adaln_t_table" in names:
+            curve_grid, time_dim = shape("adaln_t_table")
+            time_hidden = 0
+        else:
+            curve_grid = 0
+            time_hidden = shape("time_embedder.proj_in.weight")[0]
+            time_dim = shape("time_embedder.proj_out.weight")[0]
+        return cls(
+            hidden=shape("video_patch_proj.weight")[0],
+            num_layers=_count(names, "blocks"),
+            num_refiner_layers=_count(names, "token_refiner.blocks"),
+            num_heads=shape("blocks.0.attn.qkv_proj.weight")[0] // (3 * head_dim),
+            head_dim=head_dim,
+            ffn=shape("blocks.0.mlp.fc1.weight")[0] // 2,
+            text_dim=_text_dim(checkpoint),
+            video_channels=shape("final_layer.video_out.weight")[0] // PATCH**2,
+            audio_channels=shape("final_layer.audio_out.weight")[0],
+            num_inv_freq=shape("rope.inv_freq")[0],
+            time_dim=time_dim,
+            curve_grid=curve_grid,
+            time_hidden=time_hidden,
+        )
+
+
+def _count(names: set[str], prefix: str) -> int:
+    count = 0
+    while any(name.startswith(f"{prefix}.{count}.") for name in names):
+        count += 1
+    return count
+
+
+def _text_dim(checkpoint: Checkpoint) -> int:
+    # A packed width would be half the real one, as ComfyUI's own detection would read it.
+    quant = checkpoint.layers.get("condition_proj")
+    if quant is not None and quant.format == "nvfp4":
+        raise CheckpointError(
+            "condition_proj is NVFP4: its text width cannot be read from the file"
+        )
+    return checkpoint.shape("condition_proj.weight")[1]

@@ -1,0 +1,62 @@
+"""Checkpoints to modules on a device: dtypes and islands as the plan says (contract 1.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from runtime.checkpoints.base import Checkpoint
+from runtime.checkpoints.load import LoadReport, load_into
+from runtime.h3.config import H3Config
+from runtime.h3.model import FP32_ISLANDS, H3Model
+from runtime.kernels.attention import attention_backend
+from runtime.kernels.fused import load_rms_rope
+from runtime.kernels.linear import linear_builder
+from runtime.messages import Plan
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def load_denoiser(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[H3Model, LoadReport]:
+    """The denoiser of a checkpoint, on the device, ready to run; Unavailable before any loading."""
+    cfg = H3Config.from_checkpoint(checkpoint)
+    compute = DTYPES[plan.dtype]
+    attend = attention_backend(plan.attention).load(device)
+    rms_rope = load_rms_rope(plan.rms_rope, device)
+    with torch.device("meta"):
+        model = H3Model(cfg, attend, rms_rope)
+    adaln_fp32 = cfg.pruned  # the pruned form's AdaLN is declared fp32; the full form's is not
+
+    def dtype_of(name: str, stored: torch.dtype) -> torch.dtype:
+        del stored
+        island = name.startswith(FP32_ISLANDS) or (adaln_fp32 and "adaln_proj" in name)
+        return torch.float32 if island else compute
+
+    report = load_into(
+        model,
+        checkpoint,
+        device=device,
+        dtype_of=dtype_of,
+        build_linear=linear_builder((plan.nvfp4, plan.fp8, plan.int8), device),
+        progress=progress,
+    )
+    if checkpoint.quantised and plan.island_rounding == "comfy":
+        _round_islands(model, compute)
+    return model.eval().requires_grad_(False), report
+
+
+def _round_islands(model: nn.Module, compute: torch.dtype) -> None:
+    """ComfyUI's mixed-precision Linear ignores the requested fp32: any marker in the file rounds the
+    weights of the fp32 linears to the compute dtype before they are widened again (1.4b). Buffers
+    (adaln_t_table, inv_freq) are not linears and keep fp32."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32:
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(compute).to(torch.float32)
