@@ -370,7 +370,7 @@ class AudioVAE(nn.Module):
         self.register_buffer("latents_std", torch.empty(channels))
 
     @torch.no_grad()
-    def encode(self, wave_CL: Tensor, cancelled: IsCancelled = never) -> Tensor:
+    def encode(self, wave_CL: Tensor, *, cancelled: IsCancelled = never) -> Tensor:
         """Wave [1,C,L] fp32 at 32 kHz -> normalised latent [1,32,2,T], T = L // 800, own device.
 
         Mono is replicated, channels beyond two are cut, L is cut from the middle to a multiple of
@@ -381,18 +381,18 @@ class AudioVAE(nn.Module):
         pairs = wave.reshape(2 * wave.shape[0], 1, wave.shape[-1])
         features_BCT = self.encoder(pairs, cancelled)
         mean_BCT = self.mean_proj(self.pre_block(features_BCT.transpose(1, 2)).transpose(1, 2))
-        require_finite(ENCODE_STAGE, mean_BCT)
+        require_finite(mean_BCT, stage=ENCODE_STAGE, tensor="latent mean")
         return self.normalised(mean_BCT)
 
     @torch.no_grad()
-    def decode(self, latent: Tensor, cancelled: IsCancelled = never) -> Tensor:
+    def decode(self, latent: Tensor, *, cancelled: IsCancelled = never) -> Tensor:
         """Normalised latent [1,32,2,T] -> raw wave [1,2,800 T] fp32 in [-1,1] at 32 kHz.
 
         The loudness guard is not applied. Raises Cancelled before the next stage once `cancelled()`
         is true, NonFinite on a broken result. Contract 7.
         """
         wave_B1L = self.decoder(self.dec_in_proj(self.denormalised(latent)), cancelled)
-        require_finite(DECODE_STAGE, wave_B1L)
+        require_finite(wave_B1L, stage=DECODE_STAGE, tensor="wave")
         return wave_B1L.reshape(-1, 2, wave_B1L.shape[-1])
 
     def normalised(self, mean_BCT: Tensor) -> Tensor:

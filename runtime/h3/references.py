@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.h3.sizes import (
     Size,
+    audio_latents_of_samples,
     canvas_of_video,
     check_guide_fits,
     guide_audio_latents,
@@ -32,6 +33,7 @@ class ReferenceMedia:
     """One reference as loaded: pictures at 24 fps, sound at its own rate.
 
     content_hash identifies pictures and sound together, so a muted or re-dubbed video has another.
+    on_canvas: the frames of this video went through `to_canvas` when they were read.
     """
 
     kind: ReferenceKind
@@ -39,6 +41,7 @@ class ReferenceMedia:
     wave: Tensor | None  # [1,C,L] float32
     sample_rate: int  # Hz of the wave, 0 without one
     content_hash: str
+    on_canvas: bool = False
 
     def __post_init__(self) -> None:
         if (self.kind == "audio") is (self.pixels is not None):
@@ -51,15 +54,6 @@ class ReferenceMedia:
             check_pixels(self.pixels)
         if self.wave is not None:
             check_wave(self.wave, self.sample_rate)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedVideo:
-    """What the VAE encodes, and what the text encoder sees of it at 2 fps."""
-
-    pixels: Tensor  # [F,H,W,3], F = 17k+5
-    text_pixels: Tensor  # [ceil(F/12),H,W,3]
-    timestamps: tuple[float, ...]  # seconds of text_pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +90,7 @@ def check_pixels(pixels_FHWC: Tensor) -> None:
 
 
 def check_wave(wave_CL: Tensor, sample_rate: int) -> None:
-    """ValueError unless this is a wave [1,C,L], float32, with a rate."""
+    """ValueError unless this is a wave [1,C,L], float32, with a rate, of one latent or more."""
     shape = tuple(wave_CL.shape)
     if len(shape) != 3 or shape[0] != 1 or 0 in shape or wave_CL.dtype != torch.float32:
         raise ValueError(
@@ -104,6 +98,11 @@ def check_wave(wave_CL: Tensor, sample_rate: int) -> None:
         )
     if sample_rate < 1:
         raise ValueError(f"a sound needs its sample rate in Hz, got {sample_rate}")
+    if audio_latents_of_samples(shape[2], sample_rate) < 1:
+        raise ValueError(
+            f"a sound must last at least 25 ms, got {shape[2]} samples at {sample_rate} Hz; "
+            f"use a longer one or none"
+        )
 
 
 def size_of(pixels_FHWC: Tensor) -> Size:
@@ -131,8 +130,17 @@ def _resize_frame(frame_HWC: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]
     return np.asarray(image.resize(size, Image.Resampling.LANCZOS))
 
 
+def to_canvas(frame_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """One frame of a reference video on its canvas: for loaders that would not fit in memory else.
+
+    The same bytes as resizing all frames later; mark the media `on_canvas`.
+    """
+    height, width = frame_HWC.shape[:2]
+    return _resize_frame(frame_HWC, canvas_of_video(width, height))
+
+
 def crop_to_aspect(pixels_FHWC: Tensor, size: Size) -> Tensor:
-    """The centre of the frames with the aspect of `size`; margins are rounded, equal on both sides."""
+    """The centre of the frames with the aspect of `size`; both margins are equal and rounded."""
     width, height = size_of(pixels_FHWC)
     have, want = width / height, size[0] / size[1]
     x = round((width - width * (want / have)) / 2) if have > want else 0
@@ -140,25 +148,43 @@ def crop_to_aspect(pixels_FHWC: Tensor, size: Size) -> Tensor:
     return pixels_FHWC[:, y : height - y, x : width - x]
 
 
+def image_size(media: ReferenceMedia, *, mode: str, target: Size) -> Size:
+    """The size at which this image reference is encoded."""
+    assert media.pixels is not None
+    return size_of_image(*size_of(media.pixels), mode=mode, target=target)
+
+
 def prepare_image(media: ReferenceMedia, *, mode: str, target: Size) -> Tensor:
     """The first frame, stretched to its encoded size: [1,H,W,3] for both encoders."""
     assert media.pixels is not None
-    size = size_of_image(*size_of(media.pixels), mode=mode, target=target)
-    return resize_lanczos(media.pixels[:1], size)
+    return resize_lanczos(media.pixels[:1], image_size(media, mode=mode, target=target))
 
 
-def prepare_video(media: ReferenceMedia, *, target_frames: int) -> PreparedVideo:
-    """Frames stretched to the canvas, cut to the target's count, floored to 17k+5."""
+def video_size(media: ReferenceMedia) -> Size:
+    """The size at which this video reference is encoded."""
+    assert media.pixels is not None
+    size = size_of(media.pixels)
+    return size if media.on_canvas else canvas_of_video(*size)
+
+
+def prepare_video(media: ReferenceMedia, *, target_frames: int) -> Tensor:
+    """Frames for the VAE: on the canvas, cut to the target's count, floored to 17k+5.
+
+    ValueError for fewer than 5 frames. ComfyUI resizes first and cuts then, with the same result.
+    """
     assert media.pixels is not None
     kept = kept_frames(len(media.pixels), target_frames)
-    # ComfyUI resizes first and cuts then; frames are independent, so the result is the same.
-    pixels = resize_lanczos(media.pixels[:kept], canvas_of_video(*size_of(media.pixels)))
-    indices = text_frames(kept)
-    return PreparedVideo(
-        pixels=pixels,
-        text_pixels=pixels[list(indices)],
-        timestamps=tuple(i / 2 for i in range(len(indices))),
-    )
+    return resize_lanczos(media.pixels[:kept], video_size(media))
+
+
+def prepare_text_frames(
+    media: ReferenceMedia, *, target_frames: int
+) -> tuple[Tensor, tuple[float, ...]]:
+    """Every 12th of those frames for the text encoder, and their times in seconds."""
+    assert media.pixels is not None
+    indices = text_frames(kept_frames(len(media.pixels), target_frames))
+    frames = resize_lanczos(media.pixels[list(indices)], video_size(media))
+    return frames, tuple(i / 2 for i in range(len(indices)))
 
 
 def prepare_first_frame(pixels_FHWC: Tensor, target: Size) -> Tensor:
@@ -171,16 +197,20 @@ def prepare_last_frame(pixels_FHWC: Tensor, target: Size) -> Tensor:
     return resize_lanczos(crop_to_aspect(pixels_FHWC[:1], target), target)
 
 
-def prepare_guide(guide: Guide, *, target: Size, target_frames: int) -> tuple[int, Tensor]:
-    """Resolved frame and guide frames [1 or 17k+5,H,W,3], cropped to the target's aspect."""
-    assert guide.pixels is not None
+def guide_place(guide: Guide, *, target_frames: int) -> tuple[int, int]:
+    """Resolved target frame, and frames of the guide that are encoded (1 or 17k+5).
+
+    For a sound: the most audio latents that fit from there on. ValueError if it does not fit.
+    """
     index = resolved_frame(guide.frame_index, target_frames)
+    if guide.pixels is None:
+        return index, guide_audio_latents(index, target_frames)
     kept = guide_frames(len(guide.pixels))
     check_guide_fits(index, kept, target_frames)
-    return index, resize_lanczos(crop_to_aspect(guide.pixels[:kept], target), target)
+    return index, kept
 
 
-def audio_guide_room(guide: Guide, *, target_frames: int) -> tuple[int, int]:
-    """Resolved frame and the most audio latents that fit from there to the target's end."""
-    index = resolved_frame(guide.frame_index, target_frames)
-    return index, guide_audio_latents(index, target_frames)
+def prepare_guide(guide: Guide, *, target: Size, kept: int) -> Tensor:
+    """The first `kept` frames, cropped to the target's aspect and resized to its size."""
+    assert guide.pixels is not None
+    return resize_lanczos(crop_to_aspect(guide.pixels[:kept], target), target)

@@ -6,6 +6,7 @@ Torch-free, so that the console can say "size encoded, frames kept, rows added" 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -169,3 +170,41 @@ def rows_of_video(size: Size, num_latents: int = 1) -> int:
 def rows_of_audio(num_latents: int) -> int:
     """Rows that a sound adds to every step: one per latent and stereo channel."""
     return 2 * num_latents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedReference:
+    """What a reference becomes: size and frames encoded, rows it adds to every step."""
+
+    size: Size  # (0, 0) for a sound
+    frames: int  # 1 for an image, 0 for a sound
+    audio_latents: int
+    rows: int
+
+
+def encoded_image(width: int, height: int, *, mode: str, target: Size) -> EncodedReference:
+    """An image reference; arguments as for size_of_image."""
+    size = size_of_image(width, height, mode=mode, target=target)
+    return EncodedReference(size=size, frames=1, audio_latents=0, rows=rows_of_video(size))
+
+
+def encoded_video(
+    width: int,
+    height: int,
+    num_frames: int,
+    *,
+    target_frames: int,
+    num_samples: int = 0,
+    sample_rate: int = SAMPLE_RATE,
+) -> EncodedReference:
+    """A video reference of `num_frames` at 24 fps with its soundtrack, which is not cut."""
+    size, frames = canvas_of_video(width, height), kept_frames(num_frames, target_frames)
+    audio_latents = audio_latents_of_samples(num_samples, sample_rate)
+    rows = rows_of_video(size, latent_frames(frames)) + rows_of_audio(audio_latents)
+    return EncodedReference(size=size, frames=frames, audio_latents=audio_latents, rows=rows)
+
+
+def encoded_audio(num_samples: int, sample_rate: int) -> EncodedReference:
+    """A stand-alone audio reference."""
+    latents = audio_latents_of_samples(num_samples, sample_rate)
+    return EncodedReference(size=(0, 0), frames=0, audio_latents=latents, rows=2 * latents)
