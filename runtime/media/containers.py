@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import av
+from av.audio.stream import AudioStream
 from av.container import InputContainer
-from av.stream import Disposition
+from av.packet import Packet
+from av.stream import Disposition, Stream
 from av.video.stream import VideoStream
 
 from runtime.media.files import local_file
@@ -33,12 +35,33 @@ def open_media(path: Path) -> Iterator[InputContainer]:
     file = local_file(path)
     try:
         with av.open(str(file), options=dict(_OPTIONS), timeout=_IO_TIMEOUT_SECONDS) as container:
+            if not len(container.streams):
+                raise ValueError(unreadable(path, "it has no streams"))
             yield container
     except av.error.FFmpegError as error:
-        raise ValueError(
-            f"{path} is not a readable video or sound, or it is damaged or cut short "
-            f"({error.strerror}); give an mp4, mov, mkv, webm, avi, gif, wav, mp3, flac or ogg file"
-        ) from error
+        raise ValueError(unreadable(path, str(error.strerror))) from error
+
+
+def unreadable(path: Path, reason: str) -> str:
+    """The sentence for a file that FFmpeg does not know or cannot read to its end."""
+    return (
+        f"{path} is not a readable video or sound, or it is damaged or cut short ({reason}); "
+        f"give an mp4, mov, mkv, webm, avi, gif, wav, mp3, flac or ogg file"
+    )
+
+
+def intact_packets(
+    path: Path, container: InputContainer, stream: VideoStream | AudioStream
+) -> Iterator[Packet[Stream]]:
+    """The packets of a stream; ValueError at one that the end of the file cuts short.
+
+    Threaded decoders hide the fault and would drop the frame. In a transport stream the flag only
+    says that the recording began midway.
+    """
+    for packet in container.demux(stream):
+        if packet.is_corrupt and container.format.name != "mpegts":
+            raise ValueError(unreadable(path, "the file ends before its last frame"))
+        yield packet
 
 
 def picture_stream(container: InputContainer) -> VideoStream | None:
@@ -50,7 +73,7 @@ def picture_stream(container: InputContainer) -> VideoStream | None:
     return None
 
 
-def stream_seconds(container: InputContainer, stream: av.stream.Stream) -> float:
+def stream_seconds(container: InputContainer, stream: Stream) -> float:
     """Duration that the header gives for the stream, else for the file; 0.0 when it gives none."""
     if stream.duration is not None and stream.time_base is not None:
         return float(stream.duration * stream.time_base)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,14 +45,10 @@ def load_image(
     Raises ValueError for what is not an image, is broken, or has more than MAX_IMAGE_PIXELS.
     """
     with open_image(path) as file:
-        notes = _frame_notes(file)
-        try:
-            file.load()
-        except (OSError, SyntaxError, ValueError, EOFError) as error:
-            raise ValueError(
-                f"the picture {path} is broken or cut short ({error}); save it again"
-            ) from error
-        upright = ImageOps.exif_transpose(file)
+        with whole_image(path):
+            notes = _frame_notes(file)
+            upright = ImageOps.exif_transpose(file)
+            upright.load()
         eight_bit = _to_8_bit(upright, path, notes)
         rgb_HWC = _to_rgb(eight_bit, alpha, background, notes)
     pixels_1HWC = rgb_HWC[None].astype(np.float32) / np.float32(255)
@@ -75,6 +73,17 @@ def open_image(path: Path) -> Image.Image:
         image.close()
         raise ValueError(_too_large(path, f"{image.width}x{image.height}"))
     return image
+
+
+@contextmanager
+def whole_image(path: Path) -> Iterator[None]:
+    """Turns what Pillow raises on damaged data into one sentence; EXIF of a PNG may need it all."""
+    try:
+        yield
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"the picture {path} is broken or cut short ({error}); save it again"
+        ) from error
 
 
 def blend(rgba_HWC: NDArray[np.uint8], background: Colour) -> NDArray[np.uint8]:

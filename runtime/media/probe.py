@@ -18,7 +18,7 @@ from runtime.media.containers import (
     stream_seconds,
 )
 from runtime.media.files import local_file
-from runtime.media.images import open_image
+from runtime.media.images import open_image, whole_image
 from runtime.media.videos import first_frame, square_width
 
 MediaKind = Literal["image", "video", "audio"]
@@ -72,7 +72,7 @@ def _is_image(file: Path) -> bool:
 
 
 def _probe_image(path: Path, file: Path) -> MediaInfo:
-    with open_image(path) as image:
+    with open_image(path) as image, whole_image(path):
         turned = image.getexif().get(0x0112, 1) in _TURNED
         width, height = image.size[::-1] if turned else image.size
         return MediaInfo(

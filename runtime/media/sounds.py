@@ -19,6 +19,7 @@ from runtime.media.containers import (
     MAX_SOUND_SECONDS,
     Deadline,
     check_duration,
+    intact_packets,
     open_media,
     stream_seconds,
 )
@@ -87,7 +88,7 @@ def find_sound(
         if stream.codec_context is None:
             raise ValueError(f"{path} has a sound codec that is not supported; save it as WAV")
         check_duration(path, stream_seconds(container, stream), max_seconds)
-        frames = _decode(container, stream, deadline)
+        frames = _decode(path, container, stream, deadline)
         first = next(frames, None)
         if first is None:
             raise ValueError(f"no sound can be decoded from {path}; give another file")
@@ -106,9 +107,9 @@ def find_sound(
 
 
 def _decode(
-    container: InputContainer, stream: AudioStream, deadline: Deadline
+    path: Path, container: InputContainer, stream: AudioStream, deadline: Deadline
 ) -> Iterator[AudioFrame]:
-    for packet in container.demux(stream):
+    for packet in intact_packets(path, container, stream):
         deadline.check()
         for frame in packet.decode():
             assert isinstance(frame, AudioFrame)

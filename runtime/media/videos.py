@@ -22,6 +22,7 @@ from runtime.media.containers import (
     Deadline,
     check_duration,
     check_pixels,
+    intact_packets,
     open_media,
     picture_stream,
     stream_seconds,
@@ -66,7 +67,7 @@ def load_video(
 
     Output frame n is the last source frame shown at n/fps, for n < duration*fps. Decoding stops
     once it has them; `resize` (uint8 [H,W,3] in and out) runs per frame, so that a large source is
-    never held. Rotation, non-square pixels, HDR, gamut, alpha, interlacing and rate are told in `notes`.
+    never held. Whatever was changed (rotation, rate, HDR, alpha...) is told in `notes`.
     Raises ValueError for what is not a video, is damaged, is over the caps of containers.py, or
     takes longer than `timeout_seconds`.
     """
@@ -78,7 +79,7 @@ def load_video(
         _check_header(path, container, stream)
         notes: list[str] = []
         sampler = _Sampler(stream, fps, max_frames)
-        for frame in _decode(container, stream, deadline):
+        for frame in _decode(path, container, stream, deadline):
             if not sampler.started:
                 convert = _converter(path, frame, stream, resize, alpha, background, notes)
                 sampler.start(convert)
@@ -103,7 +104,7 @@ def square_width(stream: VideoStream) -> int:
 
 def first_frame(path: Path, container: InputContainer, stream: VideoStream) -> VideoFrame:
     """Decodes the first frame only; ValueError when there is none."""
-    for frame in _decode(container, stream, Deadline(path, DECODE_TIMEOUT_SECONDS)):
+    for frame in _decode(path, container, stream, Deadline(path, DECODE_TIMEOUT_SECONDS)):
         return frame
     raise ValueError(f"no picture can be decoded from {path}; give another video")
 
@@ -118,7 +119,8 @@ def _check_header(path: Path, container: InputContainer, stream: VideoStream) ->
 def _decoder(stream: VideoStream) -> VideoCodecContext:
     """VP8/VP9 keep alpha in a side stream that only libvpx decodes."""
     name = stream.codec_context.name
-    if stream.metadata.get("alpha_mode") == "1" and name in ("vp8", "vp9"):
+    tags = {key.lower(): value for key, value in stream.metadata.items()}
+    if tags.get("alpha_mode") == "1" and name in ("vp8", "vp9"):
         context = CodecContext.create({"vp8": "libvpx", "vp9": "libvpx-vp9"}[name], "r")
         assert isinstance(context, VideoCodecContext)
         return context
@@ -127,10 +129,10 @@ def _decoder(stream: VideoStream) -> VideoCodecContext:
 
 
 def _decode(
-    container: InputContainer, stream: VideoStream, deadline: Deadline
+    path: Path, container: InputContainer, stream: VideoStream, deadline: Deadline
 ) -> Iterator[VideoFrame]:
     decoder = _decoder(stream)
-    for packet in container.demux(stream):
+    for packet in intact_packets(path, container, stream):
         deadline.check()
         for frame in decoder.decode(packet):
             deadline.check()
@@ -175,7 +177,8 @@ class _Sampler:
         self._stretch = self._rate / fps if self._almost else 1.0
         self._tick = float(stream.time_base) if stream.time_base else 0.0
         # Containers round timestamps to their tick (1 ms in mkv): a frame may be due a bit early.
-        self._grid = _GRID_SECONDS + min(self._tick / 2, 0.25 / fps)
+        self._slack = min(self._tick, 0.25 / fps)
+        self._grid = _GRID_SECONDS + self._slack / 2
         self._picked: list[NDArray[np.uint8]] = []
         self._times: list[float] = []
         self._pending: VideoFrame | None = None
@@ -211,7 +214,7 @@ class _Sampler:
             raise ValueError(f"no picture can be decoded from {path}; give another video")
         if not self._full:
             end = self._times[-1] + self._last_seconds(self._pending)
-            total = min(self._max_frames, int(end * self._fps + 1e-6))
+            total = min(self._max_frames, int((end + self._slack + _GRID_SECONDS) * self._fps))
             self._pick_until(float("inf"), total)
             del self._picked[total:]
         if not self._picked:
