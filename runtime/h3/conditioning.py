@@ -270,7 +270,7 @@ class _Encode:
 
     def text_video(self, media: ReferenceMedia) -> TextVideo:
         frames, timestamps = prepare_text_frames(media, target_frames=self.inputs.frames)
-        return TextVideo(frames_FHWC=frames, timestamps=timestamps)
+        return TextVideo(frames=frames, timestamps=timestamps)
 
     # ---- references
 
@@ -353,13 +353,13 @@ class _Encode:
 
 
 def _text_image(pixels: Callable[[], Tensor]) -> TextImage:
-    return TextImage(pixels_HWC=pixels()[0])
+    return TextImage(pixels=pixels()[0])
 
 
 def _without_pictures(context: TextContext) -> TextContext:
     """The context with shapes in place of its pictures, which would fill the cache."""
     tokens = tuple(
-        replace(t, frames_FHWC=t.frames_FHWC.to("meta")) if isinstance(t, VisionBlock) else t
+        replace(t, frames=t.frames.to("meta")) if isinstance(t, VisionBlock) else t
         for t in context.tokens
     )
     return replace(context, tokens=tokens)
