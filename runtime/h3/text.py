@@ -22,6 +22,7 @@ from runtime.h3.tokenizer import Tokenizer
 VISION_START, VISION_END, EMPTY = 151652, 151653, 151643
 TAG_VISION, TAG_TEXT = 0, 1
 
+Grid = tuple[int, int]
 Tap = Callable[[str, Tensor], None]
 
 
@@ -76,7 +77,7 @@ class TextContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sequence:
+class Sequence:
     """Where everything stands; vision block k covers spans[k] = (start, length)."""
 
     ids: Tensor  # int64, text tokens only
@@ -127,12 +128,12 @@ def _video(item: TextVideo, tokenizer: Tokenizer) -> list[PresentationToken]:
     return tokens
 
 
-def _sequence(
-    tokens: tuple[PresentationToken, ...], grids: list[tuple[int, int]], device: torch.device
-) -> _Sequence:
+def lay_out(
+    tokens: tuple[PresentationToken, ...], grids: list[Grid], device: torch.device
+) -> Sequence:
     """Lay tokens out: an explicit text mask, since a typed `<|image_pad|>` is text (5.5, 5.6).
 
-    grids: (rows, columns) of each vision block's merged tokens.
+    grids: (rows, columns) of each vision block's patches; a token covers 2x2 of them.
     """
     ids: list[int] = []
     is_text: list[bool] = []
@@ -148,7 +149,7 @@ def _sequence(
             tags.append(TAG_TEXT)
             now += 1
             continue
-        rows, columns = grids[len(spans)]
+        rows, columns = (side // MERGE for side in grids[len(spans)])
         spans.append((len(is_text), rows * columns))
         is_text += [False] * (rows * columns)
         positions += [(now, now + y, now + x) for y in range(rows) for x in range(columns)]
@@ -156,7 +157,7 @@ def _sequence(
         now += max(rows, columns)
     for start, length in spans:  # the tokens around a block count as vision
         tags[start - 1] = tags[start + length] = TAG_VISION
-    return _Sequence(
+    return Sequence(
         ids=torch.tensor(ids, dtype=torch.long, device=device),
         is_text=torch.tensor(is_text, device=device),
         spans=tuple(spans),
@@ -210,64 +211,75 @@ class TextEncoder:
         Raises Cancelled between vision blocks or layers.
         """
         tap = _copying(on_layer)
-        blocks = [token for token in tokens if isinstance(token, VisionBlock)]
-        seen = [self._see(k, block, tap, cancelled) for k, block in enumerate(blocks)]
-        sequence = _sequence(tokens, [grid for grid, _, _ in seen], self.device)
-        x = self._splice(sequence, [merged for _, merged, _ in seen])
+        grids: list[Grid] = []
+        merged: list[Tensor] = []
+        features: list[list[Tensor]] = []
+        for k, block in enumerate(t for t in tokens if isinstance(t, VisionBlock)):
+            _stop_if(cancelled)
+            patches_PE, grid = patchify(block.frames.to(self.device))
+            merged_MC, levels = self.look(patches_PE, grid)
+            tap(f"vision_{k}/patches", patches_PE)
+            tap(f"vision_{k}/grid_thw", torch.tensor([[1, *grid]]))
+            tap(f"vision_{k}/merged", merged_MC)
+            for j, level in enumerate(levels):
+                tap(f"vision_{k}/deepstack_{j}", level)
+            grids.append(grid)
+            merged.append(merged_MC)
+            features.append(levels)
+        sequence = lay_out(tokens, grids, self.device)
+        x = self.embed(sequence, merged)
         tap("embeds", x)
-        if blocks:
+        if merged:
             tap("mrope_position_ids", sequence.positions)
-        features = [torch.cat(level) for level in zip(*(f for _, _, f in seen), strict=True)]
-        context = self.run_layers(
-            x, sequence.positions, ~sequence.is_text, features, tap=tap, cancelled=cancelled
-        )
-        return TextContext(context=context.cpu(), token_tags=sequence.tags, tokens=tokens)
+        added = [torch.cat(level) for level in zip(*features, strict=True)]
+        x = self.run_layers(x, sequence, added, tap=tap, cancelled=cancelled)
+        return TextContext(context=x.cpu(), token_tags=sequence.tags, tokens=tokens)
+
+    @torch.no_grad()
+    def look(self, patches_PE: Tensor, grid: Grid) -> tuple[Tensor, list[Tensor]]:
+        """Patches of one vision block to its tokens [M,C] and DeepStack features (5.4)."""
+        return self._model.visual(patches_PE, grid)
+
+    @torch.no_grad()
+    def embed(self, sequence: Sequence, merged: list[Tensor]) -> Tensor:
+        """Embeddings [1,L,C] with the tokens of each vision block spliced in."""
+        rows = self._model.model.embed_tokens(sequence.ids)
+        x_LC = rows.new_empty(len(sequence.is_text), rows.shape[1])
+        x_LC[sequence.is_text] = rows
+        for (start, length), merged_MC in zip(sequence.spans, merged, strict=True):
+            x_LC[start : start + length] = merged_MC
+        return x_LC[None]
 
     @torch.no_grad()
     def run_layers(
         self,
         x: Tensor,
-        positions_3L: Tensor,
-        vision_L: Tensor,
+        sequence: Sequence,
         features: list[Tensor],
         *,
         tap: Tap,
+        layers: range = range(NUM_LAYERS),
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Tensor:
-        """Embeddings [1,L,C] through the 50 layers; features[j] is added after layer j (5.5).
+        """[1,L,C] through `layers`; features[j] is added to the vision tokens after layer j (5.5).
 
-        positions_3L: float (t, h, w) per token; vision_L: bool, True where features rows go.
+        tap sees the residual itself, before that addition.
         """
-        cos, sin = rope_tables(positions_3L)
-        for index, layer in enumerate(self._model.model.layers):
+        cos, sin = rope_tables(sequence.positions)
+        for index in layers:
             _stop_if(cancelled)
-            x = layer(x, cos, sin)
+            x = self._model.model.layers[index](x, cos, sin)
             tap(f"layer_{index:02d}", x)
             if index < len(features):
-                x[:, vision_L] += features[index]
+                x = add_features(x, sequence, features[index])
         return x
 
-    def _see(
-        self, k: int, block: VisionBlock, tap: Tap, cancelled: Callable[[], bool]
-    ) -> tuple[tuple[int, int], Tensor, list[Tensor]]:
-        """Merged grid, merged tokens [M,C] and DeepStack features of vision block k."""
-        _stop_if(cancelled)
-        patches_PE, (rows, columns) = patchify(block.frames.to(self.device))
-        merged, features = self._model.visual(patches_PE, (rows, columns))
-        tap(f"vision_{k}/patches", patches_PE)
-        tap(f"vision_{k}/grid_thw", torch.tensor([[1, rows, columns]]))
-        tap(f"vision_{k}/merged", merged)
-        for j, feature in enumerate(features):
-            tap(f"vision_{k}/deepstack_{j}", feature)
-        return (rows // MERGE, columns // MERGE), merged, features
 
-    def _splice(self, sequence: _Sequence, merged: list[Tensor]) -> Tensor:
-        rows = self._model.model.embed_tokens(sequence.ids)
-        x_LC = rows.new_empty(len(sequence.is_text), rows.shape[1])
-        x_LC[sequence.is_text] = rows
-        for (start, length), block_MC in zip(sequence.spans, merged, strict=True):
-            x_LC[start : start + length] = block_MC
-        return x_LC[None]
+def add_features(x: Tensor, sequence: Sequence, feature: Tensor) -> Tensor:
+    """DeepStack: one row of `feature` is added to each vision token of [1,L,C]."""
+    x = x.clone()
+    x[:, ~sequence.is_text] += feature
+    return x
 
 
 class _Model(nn.Module):
