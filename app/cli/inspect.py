@@ -57,8 +57,8 @@ def _lines(report: Report, every_tensor: bool) -> list[str]:
     unit = _Unit(report.file_bytes)
     lines = [
         Path(report.path).name,
-        f"{unit.show(report.file_bytes)} {unit.name}   {report.file_bytes:,} bytes   {report.tensors:,} tensors"
-        f"   header {report.header_bytes:,} bytes",
+        f"{unit.show(report.file_bytes)} {unit.name}   {report.file_bytes:,} bytes   "
+        f"{report.tensors:,} tensors   header {report.header_bytes:,} bytes",
     ]
     for part in report.parts:
         lines += ["", *_part(part, unit)]
