@@ -38,11 +38,16 @@ class _Span:
     step: int
     start: float | torch.cuda.Event
     end: float | torch.cuda.Event
+    depth: int
+    inner: tuple[_Span, ...] = ()  # stages inside this one whose time is not its own
 
     def finished(self) -> bool:
         return isinstance(self.end, float) or self.end.query()
 
     def seconds(self) -> float:
+        return self._total() - sum(span._total() for span in self.inner)
+
+    def _total(self) -> float:
         if isinstance(self.start, float) and isinstance(self.end, float):
             return self.end - self.start
         assert isinstance(self.start, torch.cuda.Event) and isinstance(self.end, torch.cuda.Event)
@@ -61,18 +66,35 @@ class StageClock:
         self._rank = rank
         self._spans: list[_Span] = []
         self._drained = 0
+        self._depth = 0
 
     @contextmanager
-    def stage(self, name: str, *, step: int = -1) -> Iterator[None]:
-        """Times the block as stage `name`, one of STAGES; `step` counts from 0, -1 is no step."""
+    def stage(self, name: str, *, step: int = -1, exclusive: bool = False) -> Iterator[None]:
+        """Times the block as stage `name`, one of STAGES; `step` counts from 0, -1 is no step.
+
+        exclusive: the stages nested in the block are taken out of its time (frames are decoded
+        while the file is written, and the two are reported apart).
+        """
         assert name in STAGES, f"stage {name!r} is not one of {', '.join(STAGES)}"
-        start = self._now()
+        start, first = self._now(), len(self._spans)
+        self._depth += 1
         try:
             yield
         except BaseException:
             self.failed = self.failed or (name if step < 0 else f"{name}, step {step + 1}")
             raise
-        self._spans.append(_Span(stage=name, step=step, start=start, end=self._now()))
+        finally:
+            self._depth -= 1
+        nested = [s for s in self._spans[first:] if exclusive and s.depth == self._depth + 1]
+        span = _Span(
+            stage=name,
+            step=step,
+            start=start,
+            end=self._now(),
+            depth=self._depth,
+            inner=tuple(nested),
+        )
+        self._spans.append(span)
 
     def drain(self) -> list[StageTime]:
         """The stages that have finished on the device since the last call, without waiting."""

@@ -6,12 +6,13 @@ The sampler works on a flat fp32 pack [1, 1, N] of video then audio, audio in ca
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from runtime.h3.conditioning import Conditioning
 from runtime.h3.model import (
     H3Model,
     PackedInputs,
@@ -27,9 +28,6 @@ from runtime.h3.schedule import MIN_SIGMA, map_sigma
 from runtime.kernels.fused import rope_table
 from runtime.nonfinite import require_finite
 from runtime.solvers import SAMPLERS
-
-if TYPE_CHECKING:
-    from runtime.h3.conditioning import Conditioning
 
 VISUAL_CONDITION_TIME = 0.999  # condition pictures are 0.1 % noise and say so
 AUDIO_CONDITION_TIME = 1.0
@@ -248,12 +246,14 @@ def sample(
     noise: Latents,
     start: Latents | None,
     on_step: Callable[[StepResult], None],
+    timed: Callable[[int], AbstractContextManager[None]] = lambda step: nullcontext(),
     tap: Tap | None = None,
 ) -> Latents:
     """Run the sampler; returns the clean pair, audio back in its own scale (fp32, on the device).
 
     sigmas [steps+1] fp32 CPU. noise and start are fp32; start None means empty latents.
-    `on_step` may raise to cancel. NonFinite names step and stream.
+    `on_step` may raise to cancel; `timed(step)` encloses a step's evaluations. NonFinite names step
+    and stream.
     """
     device, scale = positive.device, positive.shifts.audio_scale
     noise_pack = noise.packed().to(device)
@@ -265,7 +265,8 @@ def sample(
     x = sigmas[0] * noise_pack + (1 - sigmas[0]) * latent_pack
 
     def denoise(x: Tensor, sigma: Tensor, step: int) -> Tensor:
-        denoised = _guided(positive, negative, cfg, x, sigma, like, step, tap)
+        with timed(step):
+            denoised = _guided(positive, negative, cfg, x, sigma, like, step, tap)
         pair = like.unpack(denoised)
         require_finite(pair.video, stage=f"denoise step {step + 1}", tensor="the video latent")
         require_finite(pair.audio, stage=f"denoise step {step + 1}", tensor="the audio latent")

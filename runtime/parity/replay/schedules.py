@@ -62,6 +62,7 @@ def _solver(golden: Golden, sampler: str, schedule: str) -> list[Comparison]:
     ]
     name, steps = schedule.rsplit("_", 1)
     if name in SCHEDULERS:
-        ours = sigmas_for(name, int(steps), 12.0)
+        shift = float(golden.params["shifts"][-1][0])  # the solver tables use the last pair
+        ours = sigmas_for(name, int(steps), shift)
         out.append(compare(f"{prefix}/sigmas", ours, sigmas, run="free", stage="schedule"))
     return out

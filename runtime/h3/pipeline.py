@@ -1,0 +1,447 @@
+"""The straight line: checkpoints to a resident pipeline, one request to latents, frames and an mp4."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+
+import comfy_kitchen
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from runtime.cancel import Cancelled
+from runtime.checkpoints import open_checkpoint
+from runtime.checkpoints.header import read_header
+from runtime.checkpoints.load import LoadReport, load_into
+from runtime.checkpoints.modes import mode_of
+from runtime.clock import AUDIO_VAE_DECODE, DENOISE, MUX, VIDEO_VAE_DECODE, StageClock
+from runtime.h3.audio_vae import AudioVAE, build_audio_vae, loudness_guard
+from runtime.h3.conditioning import (
+    Conditioning,
+    ConditioningInputs,
+    EncodeCache,
+    Encoders,
+    build_conditioning,
+    negative_inputs,
+)
+from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
+from runtime.h3.load import DTYPES, load_denoiser
+from runtime.h3.packing import TargetShape
+from runtime.h3.references import ReferenceMedia, to_canvas
+from runtime.h3.schedule import sigmas_for
+from runtime.h3.sizes import SAMPLE_RATE, audio_latents_of_frames, latent_frames
+from runtime.h3.text import TextEncoder
+from runtime.h3.tokenizer import Tokenizer
+from runtime.h3.video_vae import load_video_vae
+from runtime.kernels.attention import attention_backend
+from runtime.kernels.linear import linear_backend
+from runtime.media.frames import write_frames
+from runtime.media.tensors import write_safetensors_atomic
+from runtime.messages import Event, Note, Plan, Progress, Ref2VARequest, Result
+
+PIXELS_PER_LATENT = 16
+CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
+
+LoadProgress = Callable[[str, int, int], None]
+
+
+def load(plan: Plan, *, progress: LoadProgress) -> Pipeline:
+    """Open and check every file, then load what stays resident; errors come before any reading."""
+    return Pipeline(plan, progress)
+
+
+class Pipeline:
+    """Everything resident of one plan on one device."""
+
+    def __init__(self, plan: Plan, progress: LoadProgress) -> None:
+        self.plan, self.device = plan, torch.device(plan.device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("the plan asks for device cuda, but torch sees no CUDA device")
+        started = time.perf_counter()
+        files = plan.models
+        dit = open_checkpoint(files.dit, "dit")
+        text = open_checkpoint(files.text_encoder, "text_encoder")
+        video = open_checkpoint(files.video_vae, "video_vae")
+        audio = open_checkpoint(files.audio_vae, "audio_vae")
+        attend = attention_backend(plan.attention).load(self.device)
+        self.tokenizer = Tokenizer(files.tokenizer)
+        self.mode = mode_of(read_header(files.dit))
+        self.dit_layers = dit.layers
+        reports: list[LoadReport] = []
+
+        def tell(part: str) -> Callable[[int, int], None]:
+            return lambda done, total: progress(f"load {part}", done, total)
+
+        self.model, report = load_denoiser(dit, plan, self.device, tell("denoiser"))
+        reports.append(report)
+        self.video_vae, report = load_video_vae(
+            video,
+            device=self.device,
+            dtype=DTYPES[plan.video_vae_dtype],
+            attend=attend,
+            int8=plan.int8,
+            progress=tell("video VAE"),
+        )
+        reports.append(report)
+        with torch.device("meta"):
+            self.audio_vae: AudioVAE = build_audio_vae(audio)
+        reports.append(
+            load_into(
+                self.audio_vae,
+                audio,
+                device=self.device,
+                dtype_of=lambda name, stored: stored,
+                build_linear=_no_packed_layer,
+                progress=tell("audio VAE"),
+            )
+        )
+
+        def text_encoder() -> TextEncoder:
+            return TextEncoder(
+                text,
+                device=self.device,
+                deepstack_layers=files.deepstack_layers,
+                progress=tell("text encoder"),
+            )
+
+        self._text_encoder: Callable[[], TextEncoder] = text_encoder
+        if plan.text_encoder == "resident":
+            resident = text_encoder()
+            reports.append(resident.load)
+            self._text_encoder = lambda: resident
+        self.cache = EncodeCache(CACHE_BYTES)
+        self.load_seconds = time.perf_counter() - started
+        loading = sum(r.seconds for r in reports)
+        self.load_gib_per_s = sum(r.bytes for r in reports) / 2**30 / max(loading, 1e-9)
+        self.resolved = self._resolve()
+
+    # ---- one request
+
+    def generate(
+        self,
+        request: Ref2VARequest,
+        *,
+        out: Path,
+        media: bool,
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> Result:
+        """Latents always; with `media` an mp4 (needs PyAV), else float frames in out/frames."""
+        self._reset_peak()
+        inputs = self._inputs(request, emit)
+        target = TargetShape(
+            latent_t=latent_frames(request.frames),
+            latent_h=request.height // PIXELS_PER_LATENT,
+            latent_w=request.width // PIXELS_PER_LATENT,
+            audio_t=audio_latents_of_frames(request.frames),
+        )
+        with torch.inference_mode():
+            positive, negative = self._conditioning(request, inputs, cancelled, clock)
+            latents = self._sample(request, target, positive, negative, emit, cancelled, clock)
+            path = self._write_latents(latents, request, out)
+            video = self._render(request.id, latents, out, media, request, emit, cancelled, clock)
+        return self._result(request.id, video, path, out)
+
+    def decode(
+        self,
+        request_id: str,
+        latents: Path,
+        *,
+        out: Path,
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> Result:
+        """A latents file (tensors "video" and "audio") to the mp4 `out`."""
+        self._reset_peak()
+        pair = _read_latents(latents)
+        with torch.inference_mode():
+            self._write_mp4(
+                request_id, pair, out, {"latents": str(latents)}, emit, cancelled, clock
+            )
+        return self._result(request_id, out, latents, out.parent)
+
+    # ---- the steps of a request
+
+    def _inputs(self, request: Ref2VARequest, emit: Callable[[Event], None]) -> ConditioningInputs:
+        media = tuple(self._load_reference(r, request, emit) for r in request.references)
+        if media and self.mode == "fl2va":
+            text = f"{self.plan.models.dit.name} is known as FL2VA, but the request has references"
+            emit(Note(request_id=request.id, text=text, warning=True))
+        elif media and self.mode == "unknown":
+            text = (
+                f"mode of {self.plan.models.dit.name} unknown: if it is not a Ref2VA file the result "
+                f"is wrong without an error (launch.py inspect --learn names it)"
+            )
+            emit(Note(request_id=request.id, text=text, warning=True))
+        return ConditioningInputs(
+            prompt=request.prompt,
+            width=request.width,
+            height=request.height,
+            frames=request.frames,
+            media=media,
+            ref_image_size=request.ref_image_size,
+        )
+
+    def _load_reference(
+        self, reference: object, request: Ref2VARequest, emit: Callable[[Event], None]
+    ) -> ReferenceMedia:
+        # PyAV is needed for references and mp4 only: a machine without it still writes latents.
+        from runtime.media.references import LoadOptions, load_reference
+        from runtime.messages import Reference
+
+        assert isinstance(reference, Reference)
+        options = LoadOptions(max_frames=request.frames, resize=to_canvas, model_rate=SAMPLE_RATE)
+        loaded = load_reference(reference, options)
+        for note in loaded.notes:
+            emit(Note(request_id=request.id, text=f"{reference.path.name}: {note}"))
+        return ReferenceMedia(
+            kind=reference.kind,
+            pixels=loaded.pixels,
+            wave=loaded.wave,
+            sample_rate=loaded.rate,
+            content_hash=loaded.content_hash,
+            on_canvas=reference.kind == "video",
+        )
+
+    def _conditioning(
+        self,
+        request: Ref2VARequest,
+        inputs: ConditioningInputs,
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> tuple[Conditioning, Conditioning | None]:
+        plan, files = self.plan, self.plan.models
+        encoders = Encoders(
+            tokenizer=self.tokenizer,
+            text=self._text_encoder,
+            text_identity=str(files.text_encoder),
+            video_vae=self.video_vae,
+            video_vae_identity=f"{files.video_vae} {plan.video_vae_dtype}",
+            audio_vae=self.audio_vae,
+            audio_vae_identity=str(files.audio_vae),
+        )
+
+        def build(side: ConditioningInputs) -> Conditioning:
+            return build_conditioning(
+                side, encoders, self.cache, stage=clock.stage, cancelled=cancelled
+            )
+
+        positive = build(inputs)
+        if request.cfg == 1.0:
+            return positive, None
+        other = negative_inputs(
+            inputs, request.negative_prompt, references=request.negative_references
+        )
+        return positive, build(other)
+
+    def _sample(
+        self,
+        request: Ref2VARequest,
+        target: TargetShape,
+        positive: Conditioning,
+        negative: Conditioning | None,
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> Latents:
+        shifts = Shifts(video=request.shift_video, audio=request.shift_audio)
+        sigmas = sigmas_for(request.scheduler, request.steps, shifts.video)
+        total = len(sigmas) - 1
+
+        def side(conditioning: Conditioning) -> Side:
+            return Side(
+                self.model,
+                conditioning,
+                target,
+                seed=request.seed,
+                shifts=shifts,
+                device=self.device,
+            )
+
+        def timed(step: int) -> AbstractContextManager[None]:
+            if cancelled():
+                raise Cancelled
+            return clock.stage(DENOISE, step=step)
+
+        def on_step(result: StepResult) -> None:
+            emit(Progress(request_id=request.id, stage=DENOISE, done=result.step + 1, total=total))
+
+        first = side(positive)
+        rows = f"{first.layout.num_rows} packed rows"
+        emit(Note(request_id=request.id, text=rows))
+        emit(Progress(request_id=request.id, stage=DENOISE, done=0, total=total))
+        return sample(
+            first,
+            None if negative is None else side(negative),
+            cfg=request.cfg,
+            sampler=request.sampler,
+            sigmas=sigmas,
+            noise=draw_noise(target, request.seed),
+            start=None,
+            on_step=on_step,
+            timed=timed,
+        )
+
+    def _write_latents(self, latents: Latents, request: Ref2VARequest, out: Path) -> Path:
+        path = out / "latents.safetensors"
+        record = json.dumps(asdict(request), default=str)
+        tensors = {"video": latents.video, "audio": latents.audio}
+        write_safetensors_atomic(path, tensors, {"h3_request": record})
+        return path
+
+    def _render(
+        self,
+        request_id: str,
+        latents: Latents,
+        out: Path,
+        media: bool,
+        request: Ref2VARequest,
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> Path | None:
+        if media:
+            path = out / "result.mp4"
+            record = {
+                "request": json.loads(json.dumps(asdict(request), default=str)),
+                "plan": json.loads(json.dumps(asdict(self.plan), default=str)),
+                "resolved": self.resolved,
+            }
+            self._write_mp4(request_id, latents, path, record, emit, cancelled, clock)
+            return path
+        with clock.stage(MUX, exclusive=True):
+            frames = self._frames(request_id, latents.video, emit, cancelled, clock)
+            write_frames(out / "frames", frames)
+        wave = self._wave(latents.audio, cancelled, clock)
+        write_safetensors_atomic(out / "audio.safetensors", {"wave": wave}, {"rate": "32000"})
+        return None
+
+    def _write_mp4(
+        self,
+        request_id: str,
+        latents: Latents,
+        path: Path,
+        record: dict[str, object],
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> None:
+        from runtime.media.mp4 import Mp4Options, write_mp4  # PyAV: see _load_reference
+
+        def check() -> None:
+            if cancelled():
+                raise Cancelled
+
+        with clock.stage(MUX, exclusive=True):
+            written = write_mp4(
+                path,
+                self._frames(request_id, latents.video, emit, cancelled, clock),
+                lambda: self._wave(latents.audio, cancelled, clock)[0],
+                record,
+                Mp4Options(sample_rate=SAMPLE_RATE),
+                check,
+            )
+        for note in written.notes:
+            emit(Note(request_id=request_id, text=note))
+
+    def _frames(
+        self,
+        request_id: str,
+        latent: Tensor,
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> Iterator[Tensor]:
+        """Chunks of finished frames; only the decoding counts as the VAE's time."""
+
+        def on_tile(done: int, total: int) -> None:
+            emit(Progress(request_id=request_id, stage=VIDEO_VAE_DECODE, done=done, total=total))
+
+        chunks = self.video_vae.decode_stream(latent, cancelled=cancelled, on_tile=on_tile)
+        while True:
+            with clock.stage(VIDEO_VAE_DECODE):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
+    def _wave(self, latent: Tensor, cancelled: Callable[[], bool], clock: StageClock) -> Tensor:
+        """[1, 2, L] fp32 on the CPU, with ComfyUI's loudness guard (contract 7)."""
+        with clock.stage(AUDIO_VAE_DECODE):
+            return loudness_guard(self.audio_vae.decode(latent, cancelled=cancelled)).cpu()
+
+    # ---- records
+
+    def _result(self, request_id: str, video: Path | None, latents: Path, out: Path) -> Result:
+        return Result(
+            request_id=request_id,
+            video=video,
+            latents=latents,
+            stages=(),  # the worker fills them in, end to end included
+            peak_memory_bytes=self._peak(),
+            record=out / "run.json",
+        )
+
+    def _reset_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _peak(self) -> int:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _resolve(self) -> dict[str, str]:
+        """The plan as it will really run: kernel routes, versions, device."""
+        plan, device = self.plan, self.device
+        formats = {layer.format for layer in self.dit_layers.values()}
+        resolved = {
+            "torch": torch.__version__,
+            "comfy-kitchen": importlib.metadata.version("comfy-kitchen"),
+            "kitchen backends": ", ".join(
+                name for name, s in comfy_kitchen.list_backends().items() if s.get("available")
+            ),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "cuda": str(torch.version.cuda),
+            "threads": str(torch.get_num_threads()),
+            "dtype": plan.dtype,
+            "island rounding": plan.island_rounding,
+            "video VAE dtype": plan.video_vae_dtype,
+            "mode": self.mode,
+            "attention": attention_backend(plan.attention).route(device),
+            "rms_rope": plan.rms_rope,
+        }
+        for name in (plan.nvfp4, plan.fp8, plan.int8):
+            backend = linear_backend(name)
+            if formats & set(backend.formats):
+                resolved[f"linear {name}"] = backend.route(device)
+        return resolved
+
+
+def _no_packed_layer(packed: object, replaced: object) -> torch.nn.Module:
+    raise ValueError("the audio VAE holds quantised layers; only fp32 files are known")
+
+
+def _read_latents(path: Path) -> Latents:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            missing = sorted({"video", "audio"} - set(file.keys()))
+            if missing:
+                raise ValueError(
+                    f"{path} holds no tensor {' and '.join(missing)}; a latents file has "
+                    f"'video' [1,24,T,h,w] and 'audio' [1,32,2,Ta]"
+                )
+            return Latents(
+                video=file.get_tensor("video").clone(), audio=file.get_tensor("audio").clone()
+            )
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
