@@ -196,9 +196,9 @@ class Session:
             run = Run(job.folder, job.request, self.plan)
             for event in self._engine.generate(job.request, out=job.folder):
                 run.add(event)
-                self._fold(job.request.id, event)
-                if isinstance(event, Result | Failure):
+                if isinstance(event, Result | Failure):  # the record is whole before anyone is told
                     run.finish(event, self._snapshot.ready, self._ending(event))
+                self._fold(job.request.id, event)
         except (OSError, ValueError) as error:  # the run folder cannot be written
             failure = Failure(request_id=job.request.id, stage="record", reason=str(error))
             self._fold(job.request.id, failure)

@@ -59,4 +59,6 @@ def _per_step(stages: tuple[StageTime, ...]) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value:.3f} s"
+    if value is None:
+        return NOT_MEASURED
+    return f"{value:.3f} s" if value >= 0.1 else f"{value * 1000:.2f} ms"

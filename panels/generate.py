@@ -58,9 +58,9 @@ def build(session: Session, chip: gr.HTML) -> None:
     first = _first_request(session)
     uploads = gr.State(())
     with gr.Row(elem_classes="cols"):
-        with gr.Column(scale=5, min_width=340, elem_classes="panel"):
+        with gr.Column(scale=5, min_width=340, elem_classes="h3card"):
             preset = gr.Dropdown(
-                list(presets.names("requests")), value=None, label="Start from a preset"
+                list(presets.names("requests")), value=_preset(session), label="Preset"
             )
             prompt = gr.Textbox(first.prompt, label="Prompt", lines=4, elem_id="prompt")
             gr.HTML("<div class='label'>References</div>")
@@ -77,7 +77,7 @@ def build(session: Session, chip: gr.HTML) -> None:
             with gr.Row():
                 go = gr.Button("Generate", variant="primary", elem_id="go", elem_classes="go")
                 stop = gr.Button("Cancel", elem_id="stop", interactive=False)
-        with gr.Column(scale=6, min_width=340, elem_classes="panel"):
+        with gr.Column(scale=6, min_width=340, elem_classes="h3card"):
             result = widgets.run(views.run(session.snapshot()))
     gr.HTML(f"<p class='licence'>{_LICENCE}</p>")
 
@@ -181,8 +181,11 @@ def _numbers(first: Ref2VARequest, prompt: gr.Textbox) -> tuple[Form, gr.HTML, g
 
 
 def _first_request(session: Session) -> Ref2VARequest:
-    name = "demo" if presets.is_demo(session.plan) else "reference_960x544_124f"
-    return presets.load_request(presets.find("requests", name), id="form")
+    return presets.load_request(presets.find("requests", _preset(session)), id="form")
+
+
+def _preset(session: Session) -> str:
+    return "demo" if presets.is_demo(session.plan) else "reference_960x544_124f"
 
 
 def _request(uploads: tuple[Upload, ...], values: tuple[Any, ...]) -> Ref2VARequest:

@@ -7,7 +7,7 @@ function make(tag, cls, text) {
   return node;
 }
 function button(label, text, act, index, off) {
-  const node = make('button', 'icon', text);
+  const node = make('button', 'ico', text);
   node.type = 'button';
   node.title = label;
   node.setAttribute('aria-label', label);
