@@ -5,22 +5,26 @@ Axes: M rows, K input features, N output features.
 
 from __future__ import annotations
 
+import functools
+
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+import torch.nn.functional as F
+from torch import Tensor
 
-from runtime.checkpoints.base import CheckpointError, PackedWeight
 from runtime.kernels.linear.base import LinearBackend
+from runtime.kernels.linear.packed import PackedLinear
 
-FORMAT = "int8_tensorwise"
 _H4 = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
+_SCALE_FLOOR = 1e-30
 _MIN_INT_MM_ROWS = 17  # cuBLASLt behind torch._int_mm refuses fewer
 _EXACT_PRODUCTS = 1024  # 128 * 128 * 1024 = 2**24: every partial sum is exact in float32
-_SCALE_FLOOR = 1e-30
+_MAX_ACCUMULATORS = 2**26  # int32 values alive at once, then rounded to the activations' dtype
+_ROUTES = {"cpu": "exact float32 blocks", "cuda": "torch._int_mm"}
 
 
-def hadamard(group: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The regular Hadamard matrix kron^log4(group) of H4, divided by sqrt(group)."""
+@functools.cache
+def hadamard(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The regular Hadamard matrix kron^log4(group) of H4 over sqrt(group); shared: do not write."""
     h4 = torch.tensor(_H4, dtype=dtype, device=device)
     h = h4
     while h.shape[0] < group:
@@ -30,7 +34,7 @@ def hadamard(group: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def rotate(x_MK: Tensor, group: int) -> Tensor:
     """Each run of `group` features times H, in x's dtype."""
-    h = hadamard(group, dtype=x_MK.dtype, device=x_MK.device)
+    h = hadamard(group, x_MK.dtype, x_MK.device)
     return (x_MK.unflatten(-1, (-1, group)) @ h).flatten(-2)
 
 
@@ -40,12 +44,12 @@ def quantise_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     A row whose scale vanishes in fp16 is 0/0: the cast to int8 makes it 0, so the cast stays last.
     """
     scale_M1 = (x_MK.abs().amax(dim=-1, keepdim=True).float() / 127.0).clamp(min=_SCALE_FLOOR)
-    quantised = (x_MK / scale_M1.to(x_MK.dtype)).round_().clamp_(-128.0, 127.0)
-    return quantised.to(torch.int8), scale_M1
+    codes_MK = (x_MK / scale_M1.to(x_MK.dtype)).round_().clamp_(-128.0, 127.0)
+    return codes_MK.to(torch.int8), scale_M1
 
 
 def multiply(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
-    """Exact products of int8 operands, int32 [M,N]."""
+    """Exact products of int8 operands, int32 [M,N]; on CUDA K and N must be multiples of 8."""
     if x_MK.is_cuda:
         short = max(0, _MIN_INT_MM_ROWS - x_MK.shape[0])
         return torch._int_mm(F.pad(x_MK, (0, 0, 0, short)), weight_NK.t())[: x_MK.shape[0]]
@@ -58,54 +62,20 @@ def multiply(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
     return acc_MN
 
 
-class Int8ConvRotLinear(nn.Module):
-    """y = rotate(x) quantised per row, times int8 weights, in x's dtype; weights stay packed.
-
-    Needs K and N in multiples of 8 on CUDA (torch._int_mm). Row-local: rows may be split over ranks.
-    """
-
-    route = "torch._int_mm"
-
-    weight: Tensor
-    weight_scale: Tensor
-    bias: Tensor | None
-
-    def __init__(self, packed: PackedWeight) -> None:
-        super().__init__()
-        num_out, num_in = packed.shape
-        group = packed.quant.convrot_group
-        if packed.quant.format != FORMAT:
-            raise CheckpointError(
-                f"layer {packed.layer} is stored as {packed.quant.format}, this linear takes {FORMAT}"
-            )
-        if group and (
-            num_in % group or group < 4 or (group & (group - 1)) or group.bit_length() % 2 == 0
-        ):
-            raise CheckpointError(
-                f"layer {packed.layer}: convrot group {group} must be a power of 4 that divides "
-                f"its {num_in} input features"
-            )
-        scale = packed.tensors["weight_scale"]
-        if scale.numel() not in (1, num_out):
-            raise CheckpointError(
-                f"layer {packed.layer}: weight_scale has {scale.numel()} values, allowed are 1 and "
-                f"{num_out} (one per output)"
-            )
-        self.in_features, self.out_features, self.group = num_in, num_out, group
-        self.register_buffer("weight", packed.tensors["weight"].contiguous())
-        self.register_buffer("weight_scale", scale.float().reshape(-1))
-        self.register_buffer("bias", packed.tensors.get("bias"))
+class Int8ConvRotLinear(PackedLinear):
+    """y = rotate(x), quantised per row, times int8 weights; rows do not depend on each other."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...,K] -> [...,N] in x's dtype: acc * (s_x * s_w) in fp32, rounded, then + bias."""
-        x_MK = x.reshape(-1, self.in_features)
-        if self.group:
-            x_MK = rotate(x_MK, self.group)
-        quantised_MK, scale_M1 = quantise_rows(x_MK)
-        acc_MN = multiply(quantised_MK, self.weight)
-        y_MN = (acc_MN.float() * (scale_M1 * self.weight_scale)).to(x.dtype)
-        if self.bias is not None:
-            y_MN = y_MN + self.bias.to(x.dtype)
+        x_MK = self.scaled_input(x).reshape(-1, self.in_features)
+        group = self.packed.quant.convrot_group
+        codes_MK, scale_M1 = quantise_rows(rotate(x_MK, group) if group else x_MK)
+        rows = max(1, _MAX_ACCUMULATORS // self.out_features)
+        parts = [
+            self._products(codes, scale, x)
+            for codes, scale in zip(codes_MK.split(rows), scale_M1.split(rows), strict=True)
+        ]
+        y_MN = parts[0] if len(parts) == 1 else torch.cat(parts)
         return y_MN.unflatten(0, x.shape[:-1])
 
     def forward_swiglu(self, gate_up: Tensor) -> Tensor:
@@ -113,11 +83,27 @@ class Int8ConvRotLinear(nn.Module):
         gate, up = gate_up.chunk(2, dim=-1)
         return self(F.silu(gate) * up)
 
+    def _products(self, codes_MK: Tensor, scale_M1: Tensor, x: Tensor) -> Tensor:
+        acc_MN = multiply(codes_MK, self.weight).float()
+        y_MN = acc_MN.mul_(scale_M1 * self.weight_scale.reshape(1, -1)).to(x.dtype)
+        bias = self.bias_as(x)
+        return y_MN if bias is None else y_MN + bias
+
+
+def _reason(device: torch.device) -> str:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 5):
+        return "INT8 matmul needs compute capability 7.5 or newer"
+    return ""
+
+
+def _route(device: torch.device) -> str:
+    return f"rotate, quantise per row, {_ROUTES[device.type]}, torch {torch.__version__}"
+
 
 BACKEND = LinearBackend(
     name="int8_convrot",
-    formats=(FORMAT,),
+    formats=("int8_tensorwise",),
     build=Int8ConvRotLinear,
-    reason=lambda device: "",
-    route=lambda device: f"torch {torch.__version__} _int_mm, rotation and row quantiser in torch",
+    reason=_reason,
+    route=_route,
 )

@@ -1,4 +1,4 @@
-"""Replay of `vae_decode` and `vae_encode` goldens: free from the inputs, staged module by module."""
+"""Replay of `vae_decode` and `vae_encode` goldens: free from inputs, staged module by module."""
 
 from __future__ import annotations
 
