@@ -15,8 +15,8 @@ from runtime.checkpoints.header import CheckpointError
 
 # Page faults of a mapped file cost 10x over large reads on some machines (checkpoints.md R48), so
 # bytes are read straight into the destination or into pinned memory.
-_CHUNK = 16 << 20
-_CHUNKS_IN_FLIGHT = 8
+_CHUNK = 8 << 20
+_CHUNKS_IN_FLIGHT = 16  # fastest of four pairs on an H200 host: 10.5 GiB/s from page cache
 _SMALL = 1 << 20
 
 
