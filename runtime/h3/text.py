@@ -185,9 +185,9 @@ class TextEncoder:
         self.device = torch.device(device)
         ignore = frozenset(name for name in checkpoint.names() if _beyond(name))
         with torch.device("meta"):
-            self._model = _Model(checkpoint, deepstack_layers)
+            self.modules = _Model(checkpoint, deepstack_layers)
         self.load: LoadReport = load_into(
-            self._model,
+            self.modules,
             checkpoint,
             device=self.device,
             dtype_of=_compute_dtype,
@@ -238,12 +238,12 @@ class TextEncoder:
     @torch.no_grad()
     def look(self, patches_PE: Tensor, grid: Grid) -> tuple[Tensor, list[Tensor]]:
         """Patches of one vision block to its tokens [M,C] and DeepStack features (5.4)."""
-        return self._model.visual(patches_PE, grid)
+        return self.modules.visual(patches_PE, grid)
 
     @torch.no_grad()
     def embed(self, sequence: Sequence, merged: list[Tensor]) -> Tensor:
         """Embeddings [1,L,C] with the tokens of each vision block spliced in."""
-        rows = self._model.model.embed_tokens(sequence.ids)
+        rows = self.modules.model.embed_tokens(sequence.ids)
         x_LC = rows.new_empty(len(sequence.is_text), rows.shape[1])
         x_LC[sequence.is_text] = rows
         for (start, length), merged_MC in zip(sequence.spans, merged, strict=True):
@@ -268,7 +268,7 @@ class TextEncoder:
         cos, sin = rope_tables(sequence.positions)
         for index in layers:
             _stop_if(cancelled)
-            x = self._model.model.layers[index](x, cos, sin)
+            x = self.modules.model.layers[index](x, cos, sin)
             tap(f"layer_{index:02d}", x)
             if index < len(features):
                 x = add_features(x, sequence, features[index])
