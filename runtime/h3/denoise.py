@@ -192,20 +192,10 @@ def step_rows(
                 first = i
     return StepRows(
         times_M=torch.tensor(times, dtype=torch.float32, device=device),
-        spans=_merged(spans),
+        spans=tuple(spans),
         video_time=times.index(t_v),
         audio_time=times.index(t_a),
     )
-
-
-def _merged(spans: list[RowSpan]) -> tuple[RowSpan, ...]:
-    merged: list[RowSpan] = []
-    for span in spans:
-        if merged and merged[-1].row == span.row and merged[-1].stop == span.start:
-            merged[-1] = RowSpan(merged[-1].start, span.stop, span.row)
-        else:
-            merged.append(span)
-    return tuple(merged)
 
 
 def _condition_video(conditioning: Conditioning, seed: int, device: torch.device) -> Tensor | None:

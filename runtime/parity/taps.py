@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from runtime.h3.model import Attention, H3Model
+from runtime.h3.model import Attention, H3Model, PackedInputs, StepRows
 
 Captured = dict[str, Tensor]
 
@@ -48,6 +48,11 @@ def module_taps(model: H3Model) -> Iterator[Captured]:
 
         handles.append(module.register_forward_hook(hook))
 
+    def packed(_: nn.Module, args: tuple[Tensor, Tensor, PackedInputs, StepRows]) -> None:
+        captured["rope_table"] = args[2].rope.clone()
+        captured["mod_segments"] = torch.tensor(args[3].spans)
+
+    handles.append(model.register_forward_pre_hook(packed))
     modules = dict(model.named_modules())
     for path in _IN_OUT:
         if path in modules:
