@@ -35,15 +35,13 @@ def test_fp8_rounds_its_scale_before_the_product(format: str, dtype: torch.dtype
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nvfp4_rounds_the_product_of_its_scales_before_the_codes(dtype: torch.dtype) -> None:
     levels = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    codes = torch.randint(0, 16, (32, 64))  # 4 blocks per row: one scale tile, nearly in order
+    codes = torch.randint(0, 16, (32, 64))  # one scale tile; even columns in the high half
     blocks = (torch.rand(32, 4) * 200 + 1).to(torch.float8_e4m3fn)
     swizzled = torch.zeros(128, 4, dtype=torch.uint8)
     swizzled.view(32, 4, 4)[:, 0] = blocks.view(torch.uint8)
     weight = packed(
         "nvfp4",
-        weight=(codes[:, ::2] * 16 + codes[:, 1::2]).to(
-            torch.uint8
-        ),  # even column in the high half
+        weight=(codes[:, ::2] * 16 + codes[:, 1::2]).to(torch.uint8),
         weight_scale=swizzled.view(torch.float8_e4m3fn),
         weight_scale_2=torch.tensor(SCALE),
     )
