@@ -1,0 +1,74 @@
+"""The video VAE and its int8 linear on a GPU against the same weights on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.checkpoints.base import LayerQuant, PackedWeight
+from runtime.checkpoints.demo import random_checkpoint
+from runtime.h3.video_vae import VideoVAE, load_video_vae
+from runtime.kernels.attention import attention_backend
+from runtime.kernels.linear.int8_convrot import Int8ConvRotLinear
+
+pytestmark = pytest.mark.gpu
+
+
+def load(device: str, dtype: torch.dtype, format: str = "fp16") -> VideoVAE:
+    where = torch.device(device)
+    return load_video_vae(
+        random_checkpoint("video_vae", size="tiny", format=format),
+        device=where,
+        dtype=dtype,
+        attend=attention_backend("sdpa").load(where),
+    )[0]
+
+
+def relative_l2(got: Tensor, want: Tensor) -> float:
+    got, want = got.cpu().double(), want.cpu().double()
+    return float((got - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 17, 33])
+def test_int8_products_equal_the_cpus(rows: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    packed = {
+        device: PackedWeight(
+            layer="layer",
+            quant=LayerQuant(format="int8_tensorwise", convrot_group=64),
+            shape=(24, 128),
+            tensors={
+                "weight": (torch.arange(24 * 128).view(24, 128) % 255 - 127).char().to(device),
+                "weight_scale": (torch.arange(24.0).view(24, 1) / 1000 + 0.01).to(device),
+                "bias": torch.arange(24.0).half().to(device),
+            },
+        )
+        for device in ("cpu", "cuda")
+    }
+    x = torch.randint(-3, 4, (rows, 128), generator=generator).to(dtype)  # rotates exactly
+    want = Int8ConvRotLinear(packed["cpu"])(x)
+    assert torch.equal(Int8ConvRotLinear(packed["cuda"])(x.cuda()).cpu(), want)
+
+
+# fp32: the 1x1x1 convolutions run in TF32 as in ComfyUI (contract, trap 11)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_decode_is_close_to_the_cpus(dtype: torch.dtype) -> None:
+    z = torch.randn(1, 24, 9, 3, 4, generator=torch.Generator().manual_seed(0))
+    want = load("cpu", torch.float32).decode(z)
+    got = load("cuda", dtype).decode(z)
+    assert got.device.type == "cpu"
+    assert relative_l2(got, want) < 5e-3
+
+
+def test_an_int8_decode_is_close_to_the_cpus() -> None:
+    z = torch.randn(1, 24, 7, 3, 4, generator=torch.Generator().manual_seed(0))
+    want = load("cpu", torch.float32, "int8_convrot").decode(z)
+    assert relative_l2(load("cuda", torch.float16, "int8_convrot").decode(z), want) < 5e-2
+
+
+def test_an_encode_is_close_to_the_cpus() -> None:
+    frames = torch.rand(22, 32, 48, 3, generator=torch.Generator().manual_seed(0))
+    want = load("cpu", torch.float32).encode(frames)
+    assert relative_l2(load("cuda", torch.float16).encode(frames), want) < 1e-2
