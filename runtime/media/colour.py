@@ -5,7 +5,7 @@ Axes: H rows, W columns, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -144,17 +144,14 @@ def display_turn(frame: VideoFrame) -> tuple[bool, bool, bool]:
 
     x' = a*x + c*y, y' = b*x + d*y with the matrix stored row by row as a b u c d v x y w.
     """
-    for item in _side_data(frame):
-        if item.type == SideDataType.DISPLAYMATRIX:
-            a, b, _, c, d = np.frombuffer(bytes(item), "<i4", count=5).tolist()
-            if abs(a) + abs(d) >= abs(b) + abs(c):
-                return False, a < 0, d < 0
-            return True, c < 0, b < 0
-    return False, False, False
-
-
-def _side_data(frame: VideoFrame) -> list[SideData]:
-    return list(cast("Iterable[SideData]", frame.side_data))  # PyAV's stub calls it a dict
+    side_data = cast("Mapping[SideDataType, SideData]", frame.side_data)  # a TypedDict in the stub
+    matrix = side_data.get(SideDataType.DISPLAYMATRIX)
+    if matrix is None:
+        return False, False, False
+    a, b, _, c, d = np.frombuffer(bytes(matrix), "<i4", count=5).tolist()
+    if abs(a) + abs(d) >= abs(b) + abs(c):
+        return False, a < 0, d < 0
+    return True, c < 0, b < 0
 
 
 def _upright(

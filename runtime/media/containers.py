@@ -75,8 +75,8 @@ def picture_stream(container: InputContainer) -> VideoStream | None:
 
 def stream_seconds(container: InputContainer, stream: Stream) -> float:
     """Duration that the header gives for the stream, else for the file; 0.0 when it gives none."""
-    if stream.duration is not None and stream.time_base is not None:
-        return float(stream.duration * stream.time_base)
+    if stream.duration and stream.time_base:
+        return stream.duration * float(stream.time_base)
     return container.duration / 1_000_000 if container.duration else 0.0
 
 

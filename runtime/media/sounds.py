@@ -97,7 +97,7 @@ def find_sound(
         raise ValueError(f"the sound {path} has samples that are not numbers; save it again")
     names = tuple(channel.name for channel in first.layout.channels)
     wave_CL, notes = _to_stereo(wave_CL, names, first.layout.name, downmix)
-    start = float(first.pts * first.time_base) if first.pts is not None and first.time_base else 0.0
+    start = first.pts * float(first.time_base) if first.pts and first.time_base else 0.0
     return LoadedSound(
         wave=np.ascontiguousarray(wave_CL[None]),
         rate=first.sample_rate,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +95,8 @@ def load_video(
 
 def square_width(stream: VideoStream) -> int:
     """Stored width once non-square pixels are squared; the height stays."""
-    aspect = stream.sample_aspect_ratio or Fraction(1)
-    if not Fraction(1, 4) <= aspect <= 4:
+    aspect = float(stream.sample_aspect_ratio or 1)
+    if not 0.25 <= aspect <= 4:  # a broken tag
         return stream.width
     return max(1, round(stream.width * aspect))
 
@@ -170,8 +169,7 @@ class _Sampler:
 
     def __init__(self, stream: VideoStream, fps: int, max_frames: int) -> None:
         self._fps, self._max_frames = fps, max_frames
-        rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
-        self._rate = float(rate)
+        self._rate = float(stream.average_rate or stream.guessed_rate or fps)
         constant = stream.base_rate == stream.average_rate
         self._almost = constant and 0 < abs(self._rate / fps - 1) < _ALMOST
         self._stretch = self._rate / fps if self._almost else 1.0

@@ -73,6 +73,7 @@ def write_clip(
                     dst_colorspace=matrix,
                     src_color_range=2,
                     dst_color_range=2 if full_range else 1,
+                    interpolation=2 | 0x40000 | 0x4000,  # bilinear, accurate, all chroma read
                 )
             if pts_ms is not None:
                 frame.pts, frame.time_base = pts_ms[index], Fraction(1, 1000)

@@ -162,7 +162,11 @@ def test_torch_tensors_are_written_like_arrays(tmp_path: Path) -> None:
     wave = torch.from_numpy(sound_for(22))
     write_mp4(tmp_path / "a.mp4", tensors, lambda: wave, {}, Mp4Options())
     write_mp4(tmp_path / "b.mp4", chunks(22), sound_for(22), {}, Mp4Options())
-    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+    # libx264 does not always write the same bytes for the same frames; they decode to the same
+    got, want = (load_video(tmp_path / name, max_frames=22).frames for name in ("a.mp4", "b.mp4"))
+    assert np.array_equal(got, want)
+    heard = [load_sound(tmp_path / name).wave for name in ("a.mp4", "b.mp4")]
+    assert np.array_equal(*heard)
 
 
 def test_one_chunk_is_alive_at_a_time(tmp_path: Path) -> None:

@@ -81,8 +81,10 @@ def test_ntsc_film_rate_keeps_every_frame(tmp_path: Path) -> None:
     assert video.notes == ("23.976 fps -> 24 fps, each frame kept",)
 
 
-def test_variable_rate_is_resampled_by_timestamp(tmp_path: Path) -> None:
-    gaps = [33, 100, 33, 33, 100, 17, 33, 200, 33, 100] * 2
+@pytest.mark.parametrize(
+    "gaps", [[33, 100, 33, 33, 100, 17, 33, 200, 33, 100] * 2, [83, 43], [10, 20, 30, 40, 84]]
+)
+def test_variable_rate_is_resampled_by_timestamp(tmp_path: Path, gaps: list[int]) -> None:
     pts = np.concatenate([[0], np.cumsum(gaps)]).tolist()
     path = write_counting(tmp_path / "a.mp4", len(pts), pts_ms=pts, fps=30)
     with av.open(str(path)) as container:
@@ -179,6 +181,29 @@ def test_matrix_and_range_tags_are_honoured(
     video = load_video(path, max_frames=2)
     assert np.abs(video.frames[:, 20, 20].astype(int) - colour).max() <= 3
     assert video.notes == ()
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv444p", "yuv420p10le"])
+def test_many_colours_are_converted_within_2_of_255(tmp_path: Path, pix_fmt: str) -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    image = colours.repeat(16, axis=0).repeat(16, axis=1)
+    path = write_clip(tmp_path / "a.mp4", [image], pix_fmt=pix_fmt, options={"crf": "0"})
+    got = load_video(path, max_frames=1).frames[0, 8::16, 8::16]
+    assert np.abs(got.astype(int) - colours).max() <= 2
+
+
+def test_motion_jpeg_is_full_range(tmp_path: Path) -> None:
+    image = np.full((HEIGHT, WIDTH, 3), (250, 5, 90), np.uint8)
+    path = write_clip(
+        tmp_path / "a.avi",
+        [image] * 2,
+        codec="mjpeg",
+        pix_fmt="yuvj420p",
+        matrix=5,
+        full_range=True,
+        options={"qscale": "1"},
+    )
+    assert np.abs(load_video(path, max_frames=2).frames[0, 20, 20] - (250.0, 5, 90)).max() <= 3
 
 
 @pytest.mark.parametrize(("width", "height", "name"), [(64, 48, "ITU601"), (1280, 64, "ITU709")])
