@@ -1,92 +1,133 @@
 """Pins the CPU code paths the goldens were captured on, so that bit equality can be asked for.
 
-The goldens come from an AMD Zen processor (AVX2, no AVX-512), one thread. torch's CPU libraries choose
-other kernels on other processors, and results move by an ulp:
-- ATen and oneDNN by instruction set: ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA hold them at AVX2;
-- MKL by vendor: it asks `mkl_serv_intel_cpu_true` and `mkl_serv_cpuiszen`. A preloaded library answers
-  both as that machine did. Without it, small GEMMs and log/exp differ on Intel.
-The pins change which kernels run, nothing else: they are measurement equipment, not part of a run.
-
-    python -m runtime.parity.cpu -m pytest      # run anything under the pins
+The goldens come from an AMD Zen processor (AVX2, no AVX-512, 512 KiB of L2), one thread. torch's CPU
+libraries choose other kernels or other blockings on other processors, and sums move by an ulp:
+- ATen and oneDNN choose by instruction set: two environment variables hold them at AVX2;
+- MKL chooses by vendor (it asks itself "is this Intel?", "is this Zen?"): small GEMMs, log and exp;
+- oneDNN blocks its GEMM convolutions by the size of the L2 cache.
+MKL and oneDNN offer no switch for theirs, so the four functions that answer are overwritten in this
+process' memory with the answers of that machine. This is measurement equipment for the CPU parity
+process: nothing outside runtime/parity and the tests calls it, and a run never does.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import platform
-import shutil
-import subprocess
+import struct
 import sys
-import tempfile
 from pathlib import Path
 
-MARK = "H3_PARITY_CPU"  # set in a process that runs under the pins; its value says how
+import numpy as np
 
-_SHIM_SOURCE = """
-int mkl_serv_intel_cpu_true(void) { return 0; }
-int mkl_serv_intel_cpu(void) { return 0; }
-int mkl_serv_cpuiszen(void) { return 1; }
-"""
-
-
-def state() -> str:
-    """How this process is pinned: "pinned", "unpinned: <reason>", or "" before anybody asked."""
-    return os.environ.get(MARK, "")
-
-
-def run_pinned(arguments: list[str]) -> None:
-    """Replace this process by `python arguments` under the pins; returns only if already done."""
-    if state():
-        return
-    environment = dict(os.environ)
-    environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    reason = _cannot_pin()
-    if reason:
-        environment[MARK] = f"unpinned: {reason}"
-    else:
-        environment.pop("MKL_CBWR", None)
-        environment.pop("MKL_ENABLE_INSTRUCTIONS", None)
-        environment.update(ATEN_CPU_CAPABILITY="avx2", ONEDNN_MAX_CPU_ISA="AVX2")
-        preload = [str(_shim()), *environment.get("LD_PRELOAD", "").split()]
-        environment["LD_PRELOAD"] = " ".join(preload)
-        environment[MARK] = "pinned"
-    os.execve(sys.executable, [sys.executable, *arguments], environment)
+ENVIRONMENT = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+_CACHE_SIZE = "_ZN4dnnl4impl3cpu8platform23get_per_core_cache_sizeEi"
+_L1, _L2, _L3 = 32 << 10, 512 << 10, 16 << 20  # bytes per core of that machine
+_PAGE = mmap.PAGESIZE
+_READ_EXECUTE, _READ_WRITE_EXECUTE = 5, 7
 
 
-def _cannot_pin() -> str:
+def pin() -> str:
+    """Pin this process and return "pinned", or "unpinned: <reason>" where that cannot be done.
+
+    Call it before anything imports torch: ATen reads its variable when it is loaded.
+    """
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"{sys.platform} on {platform.machine()} has no such code path, x86-64 Linux has"
-    cpuinfo = Path("/proc/cpuinfo").read_text()
-    if " avx2" not in cpuinfo or " fma" not in cpuinfo:
-        return "this processor has no AVX2 and FMA"
-    if _compiler() is None:
-        return "no C compiler (cc, gcc or clang) to build the MKL vendor shim; install one"
-    return ""
+        return f"unpinned: {sys.platform} on {platform.machine()}, the goldens are x86-64 Linux"
+    flags = Path("/proc/cpuinfo").read_text()
+    if " avx2" not in flags or " fma" not in flags:
+        return "unpinned: this processor has no AVX2 and FMA"
+    if "torch" in sys.modules:
+        return "unpinned: torch was imported before the pins"
+    for name in ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"):
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+    import torch
+
+    torch.set_num_threads(1)
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    return _patch(library)
 
 
-def _compiler() -> str | None:
-    return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+def _patch(path: Path) -> str:
+    library = ctypes.CDLL(str(path))
+    offset = _local_symbol(path, _CACHE_SIZE)
+    if offset is None or not hasattr(library, "mkl_serv_cpuiszen"):
+        return f"unpinned: {path.name} of this torch build has no MKL or no symbol table"
+    answers = {
+        _address(library, "mkl_serv_intel_cpu_true"): _returning(0),
+        _address(library, "mkl_serv_intel_cpu"): _returning(0),
+        _address(library, "mkl_serv_cpuiszen"): _returning(1),
+        _base(path) + offset: _by_level(_L1, _L2, _L3),
+    }
+    for address, code in answers.items():
+        if not _overwrite(address, code):
+            return "unpinned: this system does not let a process change its own code"
+    return "pinned"
 
 
-def _shim() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"h3-parity-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise ValueError(f"{folder} belongs to somebody else; remove it")
-    library = folder / "mkl_vendor.so"
-    if library.exists():
-        return library
-    compiler = _compiler()
-    assert compiler is not None  # _cannot_pin asked already
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source, built = Path(scratch) / "shim.c", Path(scratch) / "shim.so"
-        source.write_text(_SHIM_SOURCE)
-        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(source)]
-        subprocess.run(command, check=True, capture_output=True)
-        os.replace(built, library)
-    return library
+def _returning(value: int) -> bytes:
+    """x86-64: mov eax, value; ret."""
+    return b"\xb8" + struct.pack("<I", value) + b"\xc3"
 
 
-if __name__ == "__main__":
-    run_pinned(["-m", "runtime.parity.cpu", *sys.argv[1:]])
-    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+def _by_level(first: int, second: int, third: int) -> bytes:
+    """x86-64: the first argument (edi) is a cache level; 1 and 2 jump to their answers."""
+    jump_if_1 = b"\x83\xff\x01\x74\x0b"
+    jump_if_2 = b"\x83\xff\x02\x74\x0c"
+    return jump_if_1 + jump_if_2 + _returning(third) + _returning(first) + _returning(second)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _base(path: Path) -> int:
+    """Where the library is mapped in this process."""
+    starts = [
+        int(line.split("-")[0], 16)
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(path.resolve())) or line.endswith(str(path))
+    ]
+    return min(starts)
+
+
+def _overwrite(address: int, code: bytes) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = address // _PAGE * _PAGE
+    length = ctypes.c_size_t(2 * _PAGE)
+    if libc.mprotect(ctypes.c_void_p(page), length, _READ_WRITE_EXECUTE):
+        return False
+    ctypes.memmove(address, code, len(code))
+    return libc.mprotect(ctypes.c_void_p(page), length, _READ_EXECUTE) == 0
+
+
+def _local_symbol(path: Path, name: str) -> int | None:
+    """Offset of a symbol that is not exported, from the ELF .symtab; None if stripped."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
+        section_offset = struct.unpack_from("<Q", image, 0x28)[0]
+        entry_size, count = struct.unpack_from("<HH", image, 0x3A)
+        sections = [
+            struct.unpack_from("<IIQQQQIIQQ", image, section_offset + i * entry_size)
+            for i in range(count)
+        ]
+        symtab = next((s for s in sections if s[1] == 2), None)  # SHT_SYMTAB
+        if symtab is None:
+            return None
+        strings = sections[symtab[6]]
+        at = image.find(b"\0" + name.encode() + b"\0", strings[4], strings[4] + strings[5])
+        if at < 0:
+            return None
+        kind = np.dtype([("name", "<u4"), ("rest", "<u4"), ("value", "<u8"), ("size", "<u8")])
+        symbols = np.frombuffer(image[symtab[4] : symtab[4] + symtab[5]], dtype=kind)
+        found = symbols["value"][symbols["name"] == at + 1 - strings[4]]
+        return int(found[0]) if len(found) else None
