@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from runtime.media.files import local_file
 
@@ -114,7 +115,21 @@ def _frame_notes(file: Image.Image) -> list[str]:
     orientation = file.getexif().get(_ORIENTATION, 1)
     if orientation in range(2, 9):
         notes.append(f"turned upright by its EXIF orientation {orientation}")
+    profile = _profile_name(file)
+    if profile and "srgb" not in profile.lower():
+        notes.append(f"colour profile {profile!r} not applied, values read as sRGB")
     return notes
+
+
+def _profile_name(file: Image.Image) -> str:
+    """Name of the embedded ICC profile, "" without one."""
+    data = file.info.get("icc_profile")
+    if not data:
+        return ""
+    try:
+        return ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(BytesIO(data))).strip()
+    except (OSError, ImageCms.PyCMSError):
+        return "unreadable"
 
 
 def _to_8_bit(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:

@@ -98,6 +98,25 @@ def which(frames: NDArray[np.uint8]) -> list[int]:
     return [round((float(frame.mean()) - 16) / 3) for frame in frames]
 
 
+def write_hdr(path: Path, codes: list[float], transfer: int, primaries: int = 9) -> Path:
+    """Three 10-bit BT.2020 frames with one grey stripe per signal value in [0,1]."""
+    luma = np.repeat([round(64 + 876 * code) for code in codes], WIDTH // len(codes))
+    planes = np.empty((HEIGHT * 3 // 2, WIDTH), np.uint16)
+    planes[:HEIGHT], planes[HEIGHT:] = luma, 512
+    with av.open(str(path), "w") as container:
+        options = {"x265-params": "log-level=none:pools=none:frame-threads=1", "crf": "2"}
+        stream = container.add_stream("libx265", rate=24, options=options)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p10le"
+        context = stream.codec_context
+        context.color_range, context.colorspace = 1, 9
+        context.color_primaries, context.color_trc = primaries, transfer
+        for _ in range(3):
+            frame = av.VideoFrame.from_ndarray(planes, format="yuv420p10le")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
 def patch_matrix(path: Path, matrix: tuple[int, ...]) -> None:
     """Overwrites the display matrix of the first track of an mp4."""
     data = bytearray(path.read_bytes())

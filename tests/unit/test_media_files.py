@@ -18,6 +18,7 @@ from media_clips import (
     tone,
     write_clip,
     write_counting,
+    write_hdr,
     write_wav,
 )
 from PIL import Image
@@ -90,6 +91,12 @@ def test_probe_of_a_turned_video_with_sound(tmp_path: Path) -> None:
     assert (info.fps, info.frames, info.video_codec, info.hdr) == (30.0, 15, "h264", "")
     assert info.seconds == pytest.approx(0.5, abs=1e-3)
     assert (info.audio_codec, info.audio_channels, info.audio_rate) == ("aac", 1, 32_000)
+
+
+@pytest.mark.parametrize(("transfer", "hdr"), [(1, ""), (16, "PQ"), (18, "HLG")])
+def test_probe_names_hdr(tmp_path: Path, transfer: int, hdr: str) -> None:
+    info = probe(write_hdr(tmp_path / "a.mp4", [0.5, 0.5], transfer))
+    assert (info.hdr, info.video_codec) == (hdr, "hevc")
 
 
 def test_probe_of_a_sound(tmp_path: Path) -> None:

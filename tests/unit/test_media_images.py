@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from runtime.media.images import BACKGROUND, load_image
 
@@ -149,6 +149,14 @@ def test_first_frame_of_an_animation_is_used_with_a_note(tmp_path: Path) -> None
     assert load_image(tmp_path / "a.gif").notes == (
         "first of 3 frames of the animated picture used",
     )
+
+
+def test_colour_profile_that_is_not_srgb_is_noted(tmp_path: Path) -> None:
+    for name in ("LAB", "sRGB"):
+        profile = ImageCms.ImageCmsProfile(ImageCms.createProfile(name)).tobytes()
+        Image.fromarray(corners()).save(tmp_path / f"{name}.png", icc_profile=profile)
+    assert load_image(tmp_path / "sRGB.png").notes == ()
+    assert "not applied, values read as sRGB" in load_image(tmp_path / "LAB.png").notes[0]
 
 
 @pytest.mark.parametrize("side", [8200, 12_000, 30_000])

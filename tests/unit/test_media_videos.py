@@ -19,6 +19,7 @@ from media_clips import (
     which,
     write_clip,
     write_counting,
+    write_hdr,
     write_wav,
 )
 
@@ -228,25 +229,6 @@ def test_untagged_matrix_is_assumed_as_players_do_and_noted(
     video = load_video(tmp_path / "a.mp4", max_frames=1)
     assert np.abs(video.frames[0, 20, 20].astype(int) - (200, 30, 90)).max() <= 3
     assert video.notes == (f"no colour matrix in the file, {name} assumed",)
-
-
-def write_hdr(path: Path, codes: list[float], transfer: int, primaries: int = 9) -> Path:
-    """Three 10-bit BT.2020 frames with one grey stripe per signal value in [0,1]."""
-    luma = np.repeat([round(64 + 876 * code) for code in codes], WIDTH // len(codes))
-    planes = np.empty((HEIGHT * 3 // 2, WIDTH), np.uint16)
-    planes[:HEIGHT], planes[HEIGHT:] = luma, 512
-    with av.open(str(path), "w") as container:
-        options = {"x265-params": "log-level=none:pools=none:frame-threads=1", "crf": "2"}
-        stream = container.add_stream("libx265", rate=24, options=options)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p10le"
-        context = stream.codec_context
-        context.color_range, context.colorspace = 1, 9
-        context.color_primaries, context.color_trc = primaries, transfer
-        for _ in range(3):
-            frame = av.VideoFrame.from_ndarray(planes, format="yuv420p10le")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return path
 
 
 def srgb(light: float) -> float:
