@@ -41,6 +41,7 @@ from runtime.kernels.attention import attention_backend
 from runtime.messages import ModelFiles, Plan, frame_count
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
+from runtime.parity.replay.modules import staged_modules
 from runtime.parity.replay.te import compare_text, load_text_encoder, staged_text
 from runtime.parity.taps import Captured, module_taps, refiner_taps
 from runtime.solvers import SAMPLERS
@@ -332,6 +333,7 @@ class _Case:
         recorded = [k for k in range(total) if f"step_{k:02d}/x_video" in self.golden]
         for k in recorded:
             yield from self._staged_step(k, sigmas[k], sides)
+        yield from staged_modules(self.golden, self.model)
         yield from self._staged_solver(sigmas, recorded)
 
     def _staged_step(
