@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.messages import StageTime
+from runtime.messages import Progress, StageTime
 
 NOT_MEASURED = "not measured"
 _WHOLE = ("text encode", "reference encode")
@@ -27,6 +27,13 @@ def stage_rows(
     rows.append(("E2E", _seconds(_total(seen, "end to end"))))
     memory = f"{peak_memory_bytes / 2**30:.2f} GiB" if peak_memory_bytes else NOT_MEASURED
     return (*rows, ("peak memory", memory))
+
+
+def amount(event: Progress) -> str:
+    """How far: "3/12" of steps and tiles, per cent of what is counted in bytes."""
+    if event.total >= 100_000:
+        return f"{100 * event.done // event.total} %"
+    return f"{event.done}/{event.total}"
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="127.0.0.1 or localhost")
     parser.add_argument("--port", type=int, default=7860, help="0 takes any free port")
     parser.add_argument("--plan", default="cpu", help="a TOML file or a name in presets/plans")
+    parser.add_argument("--runs", type=Path, default=runs.FOLDER, help="where runs are kept")
     parser.add_argument(
         "--open", action=argparse.BooleanOptionalAction, default=False, help="open the browser"
     )
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     check_bind(args.host)
     plan = presets.load_plan(presets.find("plans", args.plan))
     check_models(plan)
-    serve(plan, host=args.host, port=args.port, open_browser=args.open)
+    serve(plan, host=args.host, port=args.port, open_browser=args.open, root=args.runs)
     return 0
 
 
@@ -57,7 +58,13 @@ def serve(
         Session(plan, root=root, families=families) as session,
     ):
         app = mount(build_host(session), session, Path(uploads))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,  # an open tab holds its event stream for ever
+        )
+        server = uvicorn.Server(config)
         print(f"H3 console with plan {plan.name}: {url}  (Ctrl-C ends it)", flush=True)
         if open_browser:
             threading.Timer(1.0, webbrowser.open, [url]).start()

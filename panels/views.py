@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from app import preflight
 from app.session import Job, Snapshot
-from app.timing import stage_rows
+from app.timing import amount, stage_rows
 from runtime.media.probe import MediaInfo, probe
 from runtime.messages import FPS, Failure, Plan, Reference, ReferenceKind, Result, frame_count
 
@@ -141,7 +141,7 @@ def chip(now: Snapshot, plan: Plan) -> dict[str, Any]:
     """The engine's state for the header."""
     words = [plan.name, _ENGINE[now.engine]]
     if now.engine == "loading" and now.loading is not None and now.loading.total:
-        words.append(f"{now.loading.stage} {now.loading.done}/{now.loading.total}")
+        words.append(f"{now.loading.stage} {amount(now.loading)}")
     return {"engine": now.engine, "text": " · ".join(words)}
 
 

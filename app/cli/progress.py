@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TextIO
 
+from app.timing import amount
 from runtime.messages import Progress
 
 _CELLS = 28
@@ -30,7 +31,7 @@ class Bar:
         if self._live:
             self._stream.write(f"\r{self._line(event)}\x1b[K")
         elif event.done % every == 0 or event.done == event.total:
-            self._stream.write(f"{event.stage} {event.done}/{event.total}\n")
+            self._stream.write(f"{event.stage} {amount(event)}\n")
         self._stream.flush()
 
     def say(self, text: str) -> None:
@@ -49,4 +50,4 @@ class Bar:
         filled = _CELLS * event.done // max(event.total, 1)
         bar = "━" * filled + "─" * (_CELLS - filled)
         seconds = time.monotonic() - self._began
-        return f"{event.stage:<18} {bar} {event.done}/{event.total}  {seconds:5.1f} s"
+        return f"{event.stage:<18} {bar} {amount(event):>7}  {seconds:5.1f} s"
