@@ -34,7 +34,12 @@ def open_media(path: Path) -> Iterator[InputContainer]:
     """Opens a video or sound file; ValueError in one sentence when it is neither or breaks off."""
     file = local_file(path)
     try:
-        with av.open(str(file), options=dict(_OPTIONS), timeout=_IO_TIMEOUT_SECONDS) as container:
+        with av.open(
+            str(file),
+            options=dict(_OPTIONS),
+            timeout=_IO_TIMEOUT_SECONDS,
+            metadata_errors="replace",  # titles in Latin-1 and the like are common
+        ) as container:
             if not len(container.streams):
                 raise ValueError(unreadable(path, "it has no streams"))
             yield container

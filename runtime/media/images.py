@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, ImageOps
 
 from runtime.media.files import local_file
 
@@ -22,6 +22,9 @@ Colour = tuple[int, int, int]
 BACKGROUND: Colour = (128, 128, 128)  # what shows through transparent pixels: #808080
 MAX_IMAGE_PIXELS = 2**26  # 8192 x 8192; a 200 KB file can hold 200 times its size in pixels
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
+
+# What Pillow's readers were seen to raise on damaged files (OSError: unidentified, cut short).
+_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, LookupError, TypeError)
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _DEEP_GREY = ("I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -65,7 +68,7 @@ def open_image(path: Path) -> Image.Image:
             image = Image.open(file, formats=FORMATS)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ValueError(_too_large(path, "more")) from error
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        except _DAMAGED as error:
             raise ValueError(
                 f"{path} is not a picture that can be read; "
                 f"give a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
@@ -81,7 +84,7 @@ def whole_image(path: Path) -> Iterator[None]:
     """Turns what Pillow raises on damaged data into one sentence; EXIF of a PNG may need it all."""
     try:
         yield
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except _DAMAGED as error:
         raise ValueError(
             f"the picture {path} is broken or cut short ({error}); save it again"
         ) from error

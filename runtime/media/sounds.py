@@ -24,6 +24,8 @@ from runtime.media.containers import (
     stream_seconds,
 )
 
+MAX_CHANNELS = 32
+
 Downmix = Literal["mix", "first_two"]
 
 # (left, right) gain of each speaker, ITU-R BS.775; the rows are divided by their sum.
@@ -88,6 +90,11 @@ def find_sound(
         if stream.codec_context is None:
             raise ValueError(f"{path} has a sound codec that is not supported; save it as WAV")
         check_duration(path, stream_seconds(container, stream), max_seconds)
+        if stream.channels > MAX_CHANNELS:
+            raise ValueError(
+                f"the sound {path} has {stream.channels} channels, at most "
+                f"{MAX_CHANNELS} are read; save it as stereo"
+            )
         frames = _decode(path, container, stream, deadline)
         first = next(frames, None)
         if first is None:
@@ -120,17 +127,18 @@ def _collect(
     path: Path, first: AudioFrame, rest: Iterator[AudioFrame], max_seconds: float
 ) -> NDArray[np.float32]:
     """All samples as float32 [C,L], layout and rate of the first frame."""
-    resampler = AudioResampler(format="fltp", layout=first.layout.name, rate=first.sample_rate)
-    most = round(max_seconds * first.sample_rate)
+    # Packed samples: PyAV crashes on planar frames of more than eight channels.
+    resampler = AudioResampler(format="flt", layout=first.layout.name, rate=first.sample_rate)
+    channels, most = first.layout.nb_channels, round(max_seconds * first.sample_rate)
     blocks: list[NDArray[np.float32]] = []
     samples = 0
 
     def keep(frame: AudioFrame | None) -> None:
         nonlocal samples
         for converted in resampler.resample(frame):
-            block_CL = converted.to_ndarray().astype(np.float32)
-            samples += block_CL.shape[1]
-            blocks.append(block_CL)
+            block_LC = converted.to_ndarray().reshape(-1, channels).astype(np.float32)
+            samples += len(block_LC)
+            blocks.append(block_LC)
         check_duration(path, samples / first.sample_rate if samples > most else 0, max_seconds)
 
     keep(first)
@@ -139,7 +147,7 @@ def _collect(
     keep(None)
     if not samples:
         raise ValueError(f"the sound {path} is empty; give one with at least a few samples")
-    return np.concatenate(blocks, axis=1)
+    return np.ascontiguousarray(np.concatenate(blocks).T)
 
 
 def _to_stereo(

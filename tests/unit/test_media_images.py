@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -186,6 +187,28 @@ def test_picture_cut_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="broken or cut short"):
         load_image(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tiff", "bmp", "gif", "avif"])
+def test_damaged_picture_is_read_or_refused_and_never_crashes(tmp_path: Path, suffix: str) -> None:
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8))
+    path = tmp_path / f"a.{suffix}"
+    image.save(path)
+    good = np.frombuffer(path.read_bytes(), np.uint8)
+    refused = 0
+    for _ in range(40):
+        data = good[: random.integers(10, len(good) + 1)].copy()
+        data[random.integers(0, min(len(data), 600), 8)] = random.integers(0, 256, 8)
+        path.write_bytes(data.tobytes())
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # Pillow warns of odd TIFF tags
+                load_image(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 10
 
 
 def test_float_picture_is_refused(tmp_path: Path) -> None:

@@ -76,6 +76,19 @@ def test_surround_cut_to_two_channels_as_comfyui_does(tmp_path: Path) -> None:
     assert sound.notes == ("first two of 6 sound channels (5.1) used",)
 
 
+def test_more_channels_than_a_layout_names_give_the_first_two(tmp_path: Path) -> None:
+    samples = np.arange(13 * 40, dtype=np.int16).reshape(13, 40)
+    sound = load_sound(write_wav(tmp_path / "a.wav", samples, 8000))
+    assert np.array_equal(sound.wave[0], samples[:2] / np.float32(32768))
+    assert sound.notes == ("first two of 13 sound channels (13 channels) used",)
+
+
+def test_absurd_channel_count_is_refused(tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "a.wav", np.zeros((40, 40), np.int16), 8000)
+    with pytest.raises(ValueError, match="has 40 channels, at most 32 are read"):
+        load_sound(path)
+
+
 @pytest.mark.parametrize(
     ("name", "codec", "rate"),
     [("a.mp3", "libmp3lame", 44_100), ("a.m4a", "aac", 48_000), ("a.flac", "flac", 96_000)],

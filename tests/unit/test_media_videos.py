@@ -407,6 +407,32 @@ def test_mp4_without_its_index_is_refused(tmp_path: Path) -> None:
         load_video(path, max_frames=100)
 
 
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "avi"])
+def test_damaged_video_is_read_or_refused_and_never_crashes(tmp_path: Path, suffix: str) -> None:
+    random = np.random.default_rng(0)
+    path = write_counting(tmp_path / f"a.{suffix}", 6)
+    good = np.frombuffer(path.read_bytes(), np.uint8)
+    refused = 0
+    for _ in range(30):
+        data = good.copy()
+        data[random.integers(0, len(data), 20)] = random.integers(0, 256, 20)
+        path.write_bytes(data.tobytes())
+        try:
+            load_video(path, max_frames=5)
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 3
+
+
+def test_title_that_is_not_utf_8_does_not_matter(tmp_path: Path) -> None:
+    path = write_counting(tmp_path / "a.mkv", 6, tags={"title": "xxxx"})
+    data = path.read_bytes()
+    assert data.count(b"xxxx") == 1
+    path.write_bytes(data.replace(b"xxxx", b"\xe9t\xe9s"))
+    assert which(load_video(path, max_frames=6).frames) == list(range(6))
+
+
 def test_sound_file_is_no_video(tmp_path: Path) -> None:
     samples = (tone(440, 0.2, 8000) * 32767).astype(np.int16)[None]
     with pytest.raises(ValueError, match="has no moving pictures"):
