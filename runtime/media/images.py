@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,16 @@ MAX_IMAGE_PIXELS = 2**26  # 8192 x 8192; a 200 KB file can hold 200 times its si
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 
 # What Pillow's readers were seen to raise on damaged files (OSError: unidentified, cut short).
-_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, LookupError, TypeError)
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    struct.error,
+)
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _DEEP_GREY = ("I", "I;16", "I;16L", "I;16B", "I;16N")
