@@ -54,9 +54,11 @@ def dequantise_rows(packed: PackedWeight, ids_L: Tensor, dtype: torch.dtype) -> 
 
 def _nvfp4(packed: PackedWeight, dtype: torch.dtype) -> Tensor:
     tensors = packed.tensors
-    return ck.dequantize_nvfp4(
+    padded = ck.dequantize_nvfp4(
         tensors["weight"], tensors["weight_scale_2"], tensors["weight_scale"], dtype
     )
+    rows, columns = packed.shape
+    return padded[:rows, :columns]  # a view of itself unless the file padded to 16
 
 
 def _fp8(packed: PackedWeight, dtype: torch.dtype) -> Tensor:

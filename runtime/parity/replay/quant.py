@@ -42,6 +42,8 @@ class _Format:
     def __init__(self, golden: Golden, index: str, kind: str) -> None:
         self.golden, self.kind, self.prefix = golden, kind, f"{index}/{kind}/"
         self.x, self.bias = golden.tensor(f"{index}/x"), golden.tensor(f"{index}/bias")
+        rows, columns = golden.tensor(f"{index}/weight").shape
+        self.shape = (rows, columns)
 
     def comparisons(self) -> list[Comparison]:
         out = []
@@ -80,15 +82,14 @@ class _Format:
             tensors["weight_scale_2"] = second
         if mode == "static":
             tensors["input_scale"] = torch.tensor(self._input_scale(), dtype=torch.float32)
-        columns = weight.shape[1] * (2 if self.kind == "nvfp4" else 1)
         group = 0
-        if self.kind == "int8_convrot":
-            group = 256 if columns % 256 == 0 else 64
+        if self.kind == "int8_convrot":  # the largest rotation that divides the columns
+            group = next(g for g in (256, 64, 16, 4) if self.shape[1] % g == 0)
         stored = "int8_tensorwise" if self.kind.startswith("int8") else self.kind
         return PackedWeight(
             layer=self.prefix.rstrip("/"),
             quant=LayerQuant(format=stored, convrot_group=group),
-            shape=(weight.shape[0], columns),
+            shape=self.shape,
             tensors=tensors,
         )
 
