@@ -55,8 +55,8 @@ def load_plan(path: Path) -> Plan:
     models = table.pop("models", None)
     if not isinstance(models, dict):
         raise ValueError(f"{path.name} has no table [models]; it names the four checkpoint files")
-    files = _values(path, models, ModelFiles, where="[models] ")
     values = _values(path, table, Plan, skip=("models",))
+    files = _values(path, models, ModelFiles, where="[models] ")
     values.setdefault("name", path.stem)
     return Plan(models=ModelFiles(**files), **values)
 

@@ -58,6 +58,7 @@ class StageClock:
     """Collects the stages of one request; stages may be nested, and one never waits for the GPU.
 
     `failed` names the innermost stage that an exception left ("denoise, step 3"), else it is "".
+    Between two stages it is the one before.
     """
 
     def __init__(self, device: torch.device | str = "cpu", *, rank: int = 0) -> None:
@@ -67,6 +68,7 @@ class StageClock:
         self._spans: list[_Span] = []
         self._drained = 0
         self._depth = 0
+        self._entered = ""
 
     @contextmanager
     def stage(self, name: str, *, step: int = -1, exclusive: bool = False) -> Iterator[None]:
@@ -78,10 +80,14 @@ class StageClock:
         assert name in STAGES, f"stage {name!r} is not one of {', '.join(STAGES)}"
         start, first = self._now(), len(self._spans)
         self._depth += 1
+        label = name if step < 0 else f"{name}, step {step + 1}"
+        if name != END_TO_END:
+            self._entered = label
         try:
             yield
         except BaseException:
-            self.failed = self.failed or (name if step < 0 else f"{name}, step {step + 1}")
+            between = name == END_TO_END and self._entered  # no stage was open within it
+            self.failed = self.failed or between or label
             raise
         finally:
             self._depth -= 1

@@ -125,6 +125,8 @@ class Worker:
     def _serve_one(self, pipeline: Pipeline, command: Generate | Decode) -> None:
         """Runs one command; its last event leaves only after its memory is free again."""
         last = self._outcome(pipeline, command)
+        self._cancels.discard(last.request_id)
+        self._waiting = deque(c for c in self._waiting if c != Cancel(request_id=last.request_id))
         try:
             gc.collect()
             if isinstance(last, Failure) and torch.cuda.is_available():

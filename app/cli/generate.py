@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,23 @@ def run(args: argparse.Namespace) -> int:
     folder = (args.out or runs.FOLDER / request.id).expanduser().absolute()
     preflight.check(request, plan, folder)
     record = Run(folder, request, plan)
-    bar = Bar()
+    try:
+        return _generate(request, plan, record, media=not args.no_media)
+    except OSError as error:  # the record itself could not be written
+        reason = f"{error.strerror.lower()}: {folder}" if error.strerror else str(error)
+        print(f"launch.py generate: record: {reason}", file=sys.stderr)
+        return watch.FAILED
+
+
+def _generate(request: Ref2VARequest, plan: Plan, record: Run, *, media: bool) -> int:
+    bar, folder = Bar(), record.folder
     with Engine(plan) as engine:
         ready = watch.load(engine, bar)
         last: Result | Failure
         if isinstance(ready, Failure):
             last = ready
         else:
-            events = engine.generate(request, out=folder, media=not args.no_media)
+            events = engine.generate(request, out=folder, media=media)
             last = watch.follow(engine, request.id, events, bar, record.add)
     loaded = ready if isinstance(ready, Ready) else None
     state = _state(last)

@@ -1,0 +1,260 @@
+"""Bad input through the real command line: one sentence, the promised status, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import wave
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import presets
+
+ROOT = Path(__file__).parents[2]
+
+
+def generate(*options: str | Path, plan: str | Path = "cpu") -> subprocess.CompletedProcess[str]:
+    """`launch.py generate` with the demo request."""
+    command = [sys.executable, "launch.py", "generate", "--request", "demo", "--plan", str(plan)]
+    return subprocess.run(
+        [*command, *map(str, options)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str, status: int = 2) -> None:
+    """The command ended with this status and one sentence that holds the words."""
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert last.startswith("launch.py generate: ")
+    assert all(word in last for word in words), last
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (64, 64), (90, 20, 20)).save(path)
+    return path
+
+
+def video(path: Path, frames: int, *, rate: int = 24) -> Path:
+    """A silent video of plain frames."""
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=rate)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        for n in range(frames):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), n, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = n, Fraction(1, rate)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--width", "100"), ("multiples of 32, got 100x64", "nearest is 96x64")),
+        (("--height", "8"), ("multiples of 32", "got 96x8")),
+        (("--width", "0"), ("32 to 4096, got 0x64",)),
+        (("--frames", "30"), ("frames must be 17k+5", "got 30; the next is 39")),
+        (("--frames", "0"), ("got 0; the next is 5",)),
+        (("--steps", "0"), ("steps must be 1 to 1000, got 0",)),
+        (("--seed", "-1"), ("seed must be 0 to 2^64-1, got -1",)),
+        (("--ref-image", "nowhere.png"), ("nowhere.png does not exist",)),
+        (("--ref-image", "https://example.org/a.png"), ("does not exist",)),
+        (("--ref-image", "presets"), ("presets is not an ordinary file",)),
+    ],
+)
+def test_a_wrong_value_is_refused_before_anything_loads(
+    options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = generate(*options)
+    refused(done, *words)
+    assert "load" not in done.stderr
+
+
+def test_ten_images_are_one_too_many(image: Path) -> None:
+    done = generate(*["--ref-image", image] * 10)
+    refused(done, "at most 9 image references, got 10; remove 1")
+
+
+def test_a_text_named_png_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.png"
+    path.write_text("remember the milk")
+    refused(generate("--ref-image", path), str(path))
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.png"
+    path.touch()
+    refused(generate("--ref-image", path), "empty.png is empty")
+
+
+def test_a_picture_given_as_video_is_refused(image: Path) -> None:
+    refused(
+        generate("--ref-video", image), "is an image, not a video; give it as a reference image"
+    )
+
+
+def test_a_silent_video_given_as_sound_is_refused(tmp_path: Path) -> None:
+    path = video(tmp_path / "silent.mp4", 24)
+    refused(generate("--ref-audio", path), "silent.mp4 holds no sound; give an audio file")
+
+
+@pytest.mark.parametrize(("frames", "rate"), [(3, 24), (4, 24), (8, 60)])
+def test_a_reference_video_of_too_few_frames_is_refused(
+    tmp_path: Path, frames: int, rate: int
+) -> None:
+    path = video(tmp_path / "short.mp4", frames, rate=rate)
+    refused(generate("--ref-video", path), "a reference video needs at least 5 frames at 24 fps")
+
+
+def test_an_unknown_plan_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('turbo = true\n[models]\ndit = "a"\n')
+    refused(generate(plan=path), "unknown key 'turbo' in mine.toml; allowed are name, family")
+
+
+def test_an_unknown_plan_lists_the_known_ones() -> None:
+    refused(generate(plan="gpu"), "no preset 'gpu' in presets/plans; there are cpu")
+
+
+def test_a_plan_without_its_checkpoints_says_which_file_is_missing() -> None:
+    done = generate(plan="h200x1_sdpa")
+    refused(done, "minimax_h3_ref2va_pruned_bf16.safetensors, which is not there; put the file")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention", "warp", ("attention", "sdpa", "'warp'")),
+        ("nvfp4", "magic", ("nvfp4", "'magic'")),
+        ("device", "cuda", ("device cuda",)),
+    ],
+)
+def test_a_plan_that_cannot_run_here_is_refused_with_the_reason(
+    tmp_path: Path, key: str, value: str, words: tuple[str, ...]
+) -> None:
+    text = presets.dump_plan(presets.load_plan(presets.find("plans", "cpu")))
+    lines = [f'{key} = "{value}"' if x.startswith(f"{key} = ") else x for x in text.splitlines()]
+    (tmp_path / "p.toml").write_text("\n".join(lines))
+    refused(generate(plan=tmp_path / "p.toml"), *words)
+
+
+def test_a_truncated_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    whole = presets.DEMO / "h3_tiny_pruned_bf16.safetensors"
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(whole.read_bytes()[:-1000])
+    text = presets.dump_plan(presets.load_plan(presets.find("plans", "cpu")))
+    (tmp_path / "p.toml").write_text(text.replace(str(whole.resolve()), str(cut)))
+    refused(generate(plan=tmp_path / "p.toml"), "cut.safetensors")
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "request.toml").write_text("prompt = 'mine'")
+    refused(generate("--out", tmp_path), "already holds a run; give another folder")
+    assert (tmp_path / "request.toml").read_text() == "prompt = 'mine'"
+
+
+def test_an_empty_prompt_is_allowed(tmp_path: Path) -> None:
+    done = generate("--prompt", "", "--steps", "1", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["state"] == "done"
+
+
+def test_references_of_every_kind_become_a_video(tmp_path: Path, image: Path) -> None:
+    sound = tmp_path / "bell.wav"
+    with wave.open(str(sound), "wb") as file:
+        file.setparams((1, 2, 22050, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(0).integers(-9, 9, 22050, np.int16).tobytes())
+    clip = video(tmp_path / "clip.mp4", 30, rate=30)
+    references = ["--ref-video", clip, "--soundtrack", sound, "--ref-image", image]
+    done = generate(*references, "--ref-audio", sound, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    with av.open(last["video"]) as file:
+        assert [s.type for s in file.streams] == ["video", "audio"]
+        assert file.streams.video[0].frames == 22
+    assert last["seconds"]["reference encode"] > 0
+    kinds = [r["kind"] for r in json.loads(Path(last["run"]).read_text())["request"]["references"]]
+    assert kinds == ["video", "image", "audio"]
+
+
+def test_ctrl_c_at_step_2_cancels_cleanly(tmp_path: Path) -> None:
+    command = [sys.executable, "launch.py", "generate", "--request", "demo", "--plan", "cpu"]
+    command += ["--steps", "90", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None and process.stdout is not None
+        for line in process.stderr:
+            if line.startswith("denoise 2/"):
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the rank gets it too
+                break
+        rest, out = process.stderr.read(), process.stdout.read()
+    assert process.returncode == 130, rest
+    assert "Traceback" not in rest
+    assert "launch.py generate: cancelled during denoise, step" in rest
+    assert json.loads(out.splitlines()[-1])["state"] == "cancelled"
+    assert not list((tmp_path / "run").glob("*.mp4"))
+
+
+def test_ctrl_c_while_loading_leaves_nothing_running(tmp_path: Path) -> None:
+    command = [sys.executable, "launch.py", "generate", "--request", "demo", "--plan", "cpu"]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("load ")
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stderr.read()  # ends when the last process that holds it has ended
+    assert process.returncode == 130 and "Traceback" not in rest
+
+
+def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
+    """A shell script with a disk of `size` at `folder`, in a mount namespace of its own."""
+    mount = f"mount -t tmpfs -o size={size} tmpfs {folder}"
+    space = ["unshare", "--map-root-user", "--mount", "sh", "-c", f"{mount} && {script}"]
+    return subprocess.run(space, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_disk_without_room_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    command = f"{sys.executable} launch.py generate --request demo --plan cpu --out {tmp_path}/run"
+    done = on_small_disk(tmp_path, "200k", command)
+    refused(done, "MiB free and this request needs about 1.0 MiB; free some or choose another")
+    assert "load" not in done.stderr
+
+
+def test_a_disk_that_fills_up_during_the_run_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    small, log = tmp_path / "small", tmp_path / "log"
+    small.mkdir()
+    command = f"{sys.executable} launch.py generate --request demo --plan cpu --out {small}/run"
+    fill = f"dd if=/dev/zero of={small}/full bs=1k 2>/dev/null"
+    script = (
+        f"{command} --steps 90 2>{log} & "
+        f"until grep -q 'denoise 1/' {log}; do sleep 0.02; done; {fill}; "
+        f"wait $!; status=$?; cat {log} >&2; ls {small}/run; exit $status"
+    )
+    done = on_small_disk(small, "1800k", script)
+    refused(done, "no space left", status=1)
+    assert not {"latents.safetensors", "result.mp4"} & set(done.stdout.split())
+    assert ".part" not in done.stdout

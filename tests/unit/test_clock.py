@@ -1,0 +1,70 @@
+"""StageClock on the CPU: what is timed, what is taken out, and where a failure was."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from runtime.clock import DENOISE, END_TO_END, MUX, VIDEO_VAE_DECODE, StageClock
+
+
+def test_nested_stages_end_inside_out_and_keep_their_step() -> None:
+    clock = StageClock()
+    with clock.stage(END_TO_END), clock.stage(DENOISE, step=2):
+        time.sleep(0.02)
+    assert [(s.stage, s.step) for s in clock.times()] == [(DENOISE, 2), (END_TO_END, -1)]
+    inner, outer = (s.seconds for s in clock.times())
+    assert 0.02 <= inner <= outer
+
+
+def test_an_exclusive_stage_leaves_out_what_it_contains() -> None:
+    clock = StageClock()
+    with clock.stage(MUX, exclusive=True):
+        with clock.stage(VIDEO_VAE_DECODE):
+            time.sleep(0.05)
+        time.sleep(0.01)
+    decode, mux = (s.seconds for s in clock.times())
+    assert decode >= 0.05 and 0.01 <= mux < 0.04
+
+
+def test_drain_tells_every_stage_once() -> None:
+    clock = StageClock()
+    with clock.stage(MUX):
+        pass
+    assert [s.stage for s in clock.drain()] == [MUX]
+    assert clock.drain() == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_failure_is_named_by_its_innermost_stage_or_by_the_one_before(after: bool) -> None:
+    clock = StageClock()
+    with pytest.raises(ZeroDivisionError), clock.stage(END_TO_END):
+        with clock.stage(DENOISE, step=2):
+            _ = 1 / (1 if after else 0)
+        _ = 1 / 0
+    assert clock.failed == "denoise, step 3"
+
+
+def test_a_failure_of_an_outer_stage_is_not_blamed_on_the_inner_one_that_went_well() -> None:
+    clock = StageClock()
+    with pytest.raises(ZeroDivisionError), clock.stage(END_TO_END), clock.stage(MUX):
+        with clock.stage(VIDEO_VAE_DECODE):
+            pass
+        _ = 1 / 0
+    assert clock.failed == MUX
+
+
+def test_a_failure_before_any_stage_is_named_too() -> None:
+    clock = StageClock()
+    with pytest.raises(ZeroDivisionError), clock.stage(END_TO_END):
+        _ = 1 / 0
+    assert clock.failed == END_TO_END
+
+
+def test_an_unknown_stage_is_our_own_mistake() -> None:
+    with (
+        pytest.raises(AssertionError, match="'warmup' is not one of load"),
+        StageClock().stage("warmup"),
+    ):
+        pass
