@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from runtime.media.probe import MediaInfo, probe
 from runtime.messages import FPS, Plan, Ref2VARequest, Reference
+
+if TYPE_CHECKING:
+    from runtime.media.probe import MediaInfo
 
 _ARTICLE = {"image": "an image", "video": "a video", "audio": "a sound"}
 _LEAST_FRAMES = 5  # what the video VAE needs for its first two latents (contract 4)
@@ -15,16 +18,31 @@ _LATENT_BYTES_PER_PIXEL = 0.1  # float32, 24 channels, 1 in 16 x 16 pixels, 1 in
 _MP4_BYTES_PER_PIXEL = 0.2  # a noisy picture at crf 16; an ordinary one takes a tenth
 
 
-def check(request: Ref2VARequest, plan: Plan, out: Path) -> None:
+def check(request: Ref2VARequest, plan: Plan, out: Path, *, media: bool = True) -> None:
     """Raises ValueError with one sentence for what the request cannot be run with."""
+    if media or request.references:
+        check_pyav()
     for reference in request.references:
         check_reference(reference)
     check_models(plan)
     check_disk(request, out)
 
 
+def check_pyav() -> None:
+    """PyAV reads references and writes mp4s; latents and float frames of a prompt need neither."""
+    try:
+        import av  # noqa: F401  # only asked for
+    except ImportError as error:
+        raise ValueError(
+            f"references and mp4 files need PyAV, which cannot be imported ({error}); "
+            f"pip install 'av>=18.1,<20', or use --no-media without references"
+        ) from error
+
+
 def check_reference(reference: Reference) -> MediaInfo:
     """The file can be read as its kind of reference; returns what it holds."""
+    from runtime.media.probe import probe  # needs PyAV, which a run without media does not
+
     info = probe(reference.path)
     if reference.kind == "audio" or reference.soundtrack is not None:
         sound = info if reference.kind == "audio" else probe(reference.soundtrack or Path())

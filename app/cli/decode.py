@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if out.suffix != ".mp4":
         raise ValueError(f"--out must end in .mp4, got {args.out}")
     plan = presets.load_plan(_plan_file(args.plan, latents))
+    preflight.check_pyav()
     preflight.check_models(plan)
     bar = Bar()
     last: Result | Failure

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     plan = presets.load_plan(presets.find("plans", args.plan))
     request = _request(args)
     folder = (args.out or runs.FOLDER / request.id).expanduser().absolute()
-    preflight.check(request, plan, folder)
+    preflight.check(request, plan, folder, media=not args.no_media)
     record = Run(folder, request, plan)
     try:
         return _generate(request, plan, record, media=not args.no_media)

@@ -373,6 +373,7 @@ class Pipeline:
             if chunk is None:
                 return
             yield chunk
+            del chunk  # else two chunks are alive while the next one is decoded
 
     def _wave(self, latent: Tensor, cancelled: Callable[[], bool], clock: StageClock) -> Tensor:
         """[1, 2, L] fp32 on the CPU, with ComfyUI's loudness guard (contract 7)."""
