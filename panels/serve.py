@@ -8,6 +8,7 @@ import tempfile
 import threading
 import webbrowser
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -68,7 +69,8 @@ def serve(
         print(f"H3 console with plan {plan.name}: {url}  (Ctrl-C ends it)", flush=True)
         if open_browser:
             threading.Timer(1.0, webbrowser.open, [url]).start()
-        server.run(sockets=[socket])
+        with suppress(KeyboardInterrupt):  # raised once the server has ended: the usual way out
+            server.run(sockets=[socket])
 
 
 def mount(host: FastAPI, session: Session, uploads: Path) -> FastAPI:

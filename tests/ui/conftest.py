@@ -35,7 +35,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         finally:
             server.send_signal(signal.SIGINT)  # with the tab still open
             try:
-                server.wait(30)
+                assert server.wait(30) == 0
             except subprocess.TimeoutExpired:
                 server.kill()
                 raise
