@@ -23,11 +23,16 @@ def sigma_table(shift: float) -> Tensor:
 
 
 def sigmas_for(scheduler: str, steps: int, shift: float, denoise: float = 1.0) -> Tensor:
-    """[<= steps+1] fp32 on the CPU, descending to 0. denoise < 1 keeps the last steps+1 of a longer
-    list (ComfyUI's BasicScheduler). ValueError lists the schedules."""
+    """[<= steps+1] fp32 on the CPU, descending to 0; beta drops repeated entries (contract 3.1).
+
+    denoise < 1 keeps the last steps+1 of a longer list (ComfyUI's BasicScheduler). ValueError for
+    an unknown schedule (it lists the known ones) and for a denoise outside (0, 1].
+    """
     if scheduler not in SCHEDULERS:
         raise ValueError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}")
-    total = steps if denoise >= 1 else int(steps / denoise)
+    if not 0 < denoise <= 1:
+        raise ValueError(f"denoise must be above 0 and at most 1, got {denoise}")
+    total = int(steps / denoise)
     return SCHEDULERS[scheduler](shift, total)[-(steps + 1) :]
 
 
