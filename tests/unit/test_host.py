@@ -10,19 +10,17 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from app import presets
 from app.host import build_host, check_bind, listen
 from app.session import Session
 from panels import views
 from tests import fakes
-from tests.unit.test_session import ended
+from tests.unit.test_session import demo_plan, ended, until
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    plan = replace(presets.load_plan(presets.find("plans", "cpu")), family="fake")
     root = tmp_path_factory.mktemp("runs")
-    with Session(plan, root=root, families=fakes.FAMILIES) as session:
+    with Session(demo_plan(), root=root, families=fakes.FAMILIES) as session:
         session.submit(fakes.request(id="film"))
         ended(session, "film")
         yield session
@@ -125,3 +123,11 @@ def test_references_can_be_moved_muted_and_removed(tmp_path: Path) -> None:
     assert views.arrange((a, b), "remove", 7) == (a, b)
     assert views.arrange((a,), "mute", 0)[0].mute
     assert [item["tag"] for item in views.strip((b, a))["items"]] == ["<Picture 1>", "<Picture 2>"]
+
+
+def test_an_engine_that_cannot_load_says_why_on_the_page(tmp_path: Path) -> None:
+    plan = replace(demo_plan(), name="broken")
+    with Session(plan, root=tmp_path, families=fakes.FAMILIES) as session:
+        now = until(session, lambda now: now.engine == "failed")
+        assert views.run(now)["error"].startswith("dit.safetensors is truncated")
+        assert views.chip(now, plan)["text"] == "broken · stopped"
