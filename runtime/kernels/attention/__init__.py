@@ -8,7 +8,7 @@ from runtime.kernels.attention.base import Attend, AttentionBackend
 
 __all__ = ["BACKENDS", "Attend", "AttentionBackend", "attention_backend"]
 
-BACKENDS = ("sdpa", "sdpa_cudnn")
+BACKENDS = ("sdpa", "sdpa_cudnn", "sage2")
 
 
 def attention_backend(name: str) -> AttentionBackend:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# q, k, v [1, H, S, d] (transposed views: last axis contiguous) -> [1, S, H*d]; scale 1/sqrt(d), no mask
+# q, k, v [1, H, S, d], transposed views whose last axis is contiguous -> [1, S, H*d]; no mask,
+# scale 1/sqrt(d)
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
