@@ -1,7 +1,7 @@
 """SageAttention 2.2 or newer: INT8 QK, FP8 or FP16 PV; the correctness baseline on Blackwell.
 
-A source build (PyPI carries 1.x only). Unvalidated: written against its documented API and tested with
-a stand-in module, never run here.
+A source build (PyPI carries 1.x only). Unvalidated: written against its documented API and tested
+with a stand-in module, never run here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUTES = {
 
 
 def attend_with(module: ModuleType) -> Attend:
-    """The backend's callable over an imported sageattention; K smoothing stays on, as 2.x has it."""
+    """The callable over an imported sageattention; K smoothing stays on, as 2.x has it."""
 
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         _check(q_BHSd)
@@ -60,8 +60,8 @@ def refusal(version: str, capability: tuple[int, int]) -> str:
     parts = tuple(int(p) for p in version.split("+")[0].split(".")[:2] if p.isdigit())
     if parts < LEAST_VERSION:
         return (
-            f"sageattention {version} is installed, 2.2 or newer is needed (a source build; the 1.x "
-            f"kernel has no tail mask and reads keys that do not exist)"
+            f"sageattention {version} is installed, 2.2 or newer is needed (a source build; the "
+            f"1.x kernel has no tail mask and reads keys that do not exist)"
         )
     if capability not in ROUTES:
         got = ".".join(map(str, capability))
