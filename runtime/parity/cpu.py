@@ -1,7 +1,7 @@
 """Pins the CPU code paths the goldens were captured on, so that bit equality can be asked for.
 
-The goldens come from an AMD Zen processor (AVX2, no AVX-512, 512 KiB of L2), one thread. torch's CPU
-libraries choose other kernels or other blockings on other processors, and sums move by an ulp:
+The goldens come from an AMD Zen processor (AVX2, no AVX-512, 512 KiB of L2), one thread. torch's
+CPU libraries choose other kernels or other blockings on other processors, and sums move by an ulp:
 - ATen and oneDNN choose by instruction set: two environment variables hold them at AVX2;
 - MKL chooses by vendor (it asks itself "is this Intel?", "is this Zen?"): small GEMMs, log and exp;
 - oneDNN blocks its GEMM convolutions by the size of the L2 cache.
@@ -13,6 +13,7 @@ process: nothing outside runtime/parity and the tests calls it, and a run never 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import platform
@@ -34,10 +35,12 @@ _PAGE = mmap.PAGESIZE
 _READ_EXECUTE, _READ_WRITE_EXECUTE = 5, 7
 
 
+@functools.cache
 def pin() -> str:
     """Pin this process and return "pinned", or "unpinned: <reason>" where that cannot be done.
 
-    Call it before anything imports torch: ATen reads its variable when it is loaded.
+    Call it before anything imports torch: ATen reads its variable when it is loaded. Later calls
+    return the first answer.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"unpinned: {sys.platform} on {platform.machine()}, the goldens are x86-64 Linux"
@@ -96,7 +99,7 @@ def _base(path: Path) -> int:
     starts = [
         int(line.split("-")[0], 16)
         for line in Path("/proc/self/maps").read_text().splitlines()
-        if line.endswith(str(path.resolve())) or line.endswith(str(path))
+        if line.endswith((str(path.resolve()), str(path)))
     ]
     return min(starts)
 

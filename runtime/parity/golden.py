@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 class Golden:
-    """One golden case. Tensors are copied out of the mmap: MKL's results depend on alignment."""
+    """One golden case. Tensors are copied out of the mmap: MKL's results depend on alignment.
+
+    `read` collects the names that were asked for. ValueError if the file is not a golden.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -19,18 +22,30 @@ class Golden:
             self._file = safe_open(str(path), framework="pt")
         except Exception as error:  # safetensors raises its own untyped errors
             raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
-        metadata = self._file.metadata() or {}
-        if "header" not in metadata:
-            raise ValueError(f"{path} is not a golden: its metadata has no 'header'")
-        self.header: dict[str, Any] = json.loads(metadata["header"])
+        self.header = _header(path, self._file.metadata() or {})
         self.case: str = self.header["case"]
         self.kind: str = self.header["kind"]
         self.params: dict[str, Any] = self.header["params"]
         self.names: frozenset[str] = frozenset(self._file.keys())
+        self.read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
     def tensor(self, name: str) -> Tensor:
         """The stored tensor in its own allocation, stored dtype and shape."""
+        self.read.add(name)
         return self._file.get_tensor(name).clone()
+
+
+def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    try:
+        header = json.loads(metadata.get("header", "null"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not a golden: its 'header' is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is not a golden: its metadata has no 'header' document")
+    for name, kind in (("case", str), ("kind", str), ("params", dict)):
+        if not isinstance(header.get(name), kind):
+            raise ValueError(f"{path} is not a golden: its header has no {name!r}")
+    return header

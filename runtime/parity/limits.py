@@ -6,58 +6,92 @@ implementations; None means the table says not to gate.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
+
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison
 
-FP32 = 1e-5
-BF16 = 2.5e-2
-BF16_GUIDED = 6e-2  # guidance multiplies the rounding noise (stated at cfg 5)
-BF16_MODULE = 5e-3  # one module from its stored input
-INT8, INT8_LINEAR = 5e-2, 1e-3
-FP8_NATIVE, FP8_LINEAR = 1.5e-1, 1e-3
-NVFP4_LINEAR = 1e-3  # bit exact with the stored input; the margin of the other quantised linears
-VIDEO_VAE = {"torch.float32": 1e-5, "torch.float16": 5e-3}
-EXACT = 0.0
 
-# Stages whose result is integer or float64 arithmetic, seeded noise or a schedule: the same anywhere
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The largest figures that pass."""
+
+    relative_l2: float = inf
+    max_abs: float = inf
+
+
+EXACT = Limit(relative_l2=0.0, max_abs=0.0)
+FP32 = Limit(relative_l2=1e-5)  # any stage; also the fp32 VAEs' encoders and the audio VAE (5e-6)
+BF16 = Limit(relative_l2=2.5e-2)
+BF16_GUIDED = Limit(relative_l2=6e-2)  # guidance multiplies the rounding noise
+BF16_MODULE = Limit(relative_l2=5e-3)  # one module from its stored input
+QUANTISED_LINEAR = Limit(relative_l2=1e-3)  # from its stored input: INT8, FP8, NVFP4
+INT8 = Limit(relative_l2=5e-2)  # in fp32 too: one flipped rounding spreads
+FP8_NATIVE = Limit(relative_l2=1.5e-1)
+VAE_FP32 = Limit(relative_l2=2e-6)
+VAE_FP32_PIXELS = Limit(relative_l2=2e-6, max_abs=1e-5)
+VAE_FP16 = Limit(relative_l2=5e-3)
+
+# Integer or float64 arithmetic, seeded noise: the same anywhere
 _EXACT_STAGES = ("layout", "text tokens", "noise", "tables", "start")
-_CONDITION_STAGES = (
-    "text tokens",
-    "vision tower",
-    "text embeds",
-    "text layers",
-    "reference encode",
-    "audio VAE encode",
-    "schedule",
-    "solver",
-)
+_TEXT_STAGES = ("vision tower", "text embeds", "text layers", "schedule", "solver")
+_AUDIO_VAE_STAGES = ("audio VAE encode", "audio VAE decode")
 
 
-def limit_of(golden: Golden, comparison: Comparison) -> float | None:
-    """The largest relative L2 that passes; None: not gated."""
-    if comparison.stage in _EXACT_STAGES or comparison.name.startswith("header/"):
+def limit_of(golden: Golden, comparison: Comparison) -> Limit | None:
+    """The limit of one tensor; None: not gated."""
+    stage = comparison.stage
+    if stage in _EXACT_STAGES or comparison.name.startswith("header/"):
         return EXACT
     if golden.kind in ("vae_decode", "vae_encode"):
-        return VIDEO_VAE[golden.header["vae_dtype"]]
+        vae = str(golden.params.get("vvae", ""))
+        return _video_vae(comparison, golden.header["vae_dtype"], int8="int8" in vae)
     if golden.kind == "quant":
-        return _quant_limit(comparison.name)
-    if golden.kind != "e2e" or comparison.stage in _CONDITION_STAGES:
+        return _quant(comparison.name)
+    if golden.kind != "e2e" or stage in _TEXT_STAGES:
         return FP32
-    return _denoiser_limit(golden, comparison)
+    return _end_to_end(golden, comparison)
 
 
-def _denoiser_limit(golden: Golden, comparison: Comparison) -> float | None:
+def _video_vae(comparison: Comparison, dtype: str, *, int8: bool) -> Limit:
+    if int8:
+        return INT8
+    if dtype != "torch.float32":
+        return VAE_FP16
+    if comparison.stage != "video VAE decode":
+        return FP32
+    pixels = comparison.name in ("out/video", "decode/video")
+    return VAE_FP32_PIXELS if pixels else VAE_FP32
+
+
+def _end_to_end(golden: Golden, comparison: Comparison) -> Limit | None:
+    dtype = str(golden.header["vae_dtype"]["video"])
+    int8 = "int8" in str(golden.params.get("vvae", ""))
+    stage, staged = comparison.stage, comparison.run == "staged"
+    if stage == "reference encode":
+        return _video_vae(comparison, dtype, int8=int8)
+    if stage == "video VAE decode" and staged:
+        return _video_vae(comparison, dtype, int8=int8)
+    if stage in _AUDIO_VAE_STAGES and staged:
+        return FP32
+    limit = _denoiser(golden, linear=stage.startswith("module "))
+    if limit is None or staged:
+        return limit
+    upstream = INT8 if int8 else VAE_FP16 if dtype != "torch.float32" else FP32
+    return limit if limit.relative_l2 >= upstream.relative_l2 else upstream
+
+
+def _denoiser(golden: Golden, *, linear: bool) -> Limit | None:
     params, dit = golden.params, str(golden.params["dit"])
     native = bool(params.get("native_quant", False))
-    linear = comparison.stage.startswith("module ")
-    if "int8" in dit or "mixed" in dit:  # a mixed file may hold INT8 layers
+    int8 = "int8" in dit or "mixed" in dit  # a mixed file may hold INT8 layers
+    if int8 or native:
         if linear:
-            return INT8_LINEAR if params["compute"] == "fp32" else BF16_MODULE
-        return None if native and "nvfp4" in dit else INT8
-    if native and "nvfp4" in dit:
-        return NVFP4_LINEAR if linear else None
-    if native:
-        return FP8_LINEAR if linear else FP8_NATIVE
+            return QUANTISED_LINEAR
+        if native and "nvfp4" in dit:
+            return None
+        return INT8 if int8 else FP8_NATIVE
     if params["compute"] == "fp32":
         return FP32
     if linear:
@@ -65,8 +99,10 @@ def _denoiser_limit(golden: Golden, comparison: Comparison) -> float | None:
     return BF16 if float(params.get("cfg", 1.0)) == 1.0 else BF16_GUIDED
 
 
-def _quant_limit(name: str) -> float:
+def _quant(name: str) -> Limit:
     derived = name.split("/")[-1]
-    if derived.startswith("linear"):
-        return BF16_MODULE if "bf16" in derived else INT8_LINEAR
-    return EXACT if "dequant" in derived else FP32
+    if not derived.startswith("linear"):
+        return EXACT  # codes, scales and their products: no sums
+    if "dequant" in derived:
+        return BF16_MODULE if "bf16" in derived else FP32
+    return QUANTISED_LINEAR

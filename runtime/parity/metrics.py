@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,40 +15,50 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One compared tensor. `run` is "free" (from in/* and the prompt) or "staged" (stored inputs)."""
+    """One compared tensor. `run`: "free" (from in/* and the prompt) or "staged" (stored inputs)."""
 
     name: str
     run: str
     stage: str
-    equal: bool
+    equal: bool  # same shape, dtype and bits: -0.0 is not 0.0, a NaN equals the same NaN
     max_abs: float
     relative_l2: float
     problem: str = ""  # shape or dtype mismatch, non-finite values: never within a tolerance
 
 
 def compare(name: str, got: Tensor, want: Tensor, *, run: str, stage: str) -> Comparison:
-    """Compare in float64 on the CPU; NaN at equal places counts as equal bits only if both are NaN."""
+    """Bit for bit, else in float64 on the CPU; relative L2 is over the golden's norm."""
     got, want = got.detach().cpu(), want.detach().cpu()
+    problem, max_abs, relative = "", 0.0, 0.0
+    equal = False
     if got.shape != want.shape:
         problem = f"shape {tuple(got.shape)} for {tuple(want.shape)}"
     elif got.dtype != want.dtype:
         problem = f"dtype {got.dtype} for {want.dtype}"
-    else:
-        problem = ""
+    elif not (equal := torch.equal(_bits(got), _bits(want))):
+        max_abs, relative = _distance(got.double(), want.double())
+        if not math.isfinite(max_abs):
+            problem = "non-finite values"
     if problem:
-        return Comparison(
-            name=name, run=run, stage=stage, equal=False,
-            max_abs=float("inf"), relative_l2=float("inf"), problem=problem,
-        )  # fmt: skip
-    if torch.equal(got, want):
-        return Comparison(name=name, run=run, stage=stage, equal=True, max_abs=0.0, relative_l2=0.0)
-    a, b = got.double(), want.double()
-    difference = (a - b).abs()
-    finite = bool(torch.isfinite(a).all())
-    norm = float(b.norm())
-    relative = float(difference.norm()) / norm if norm > 0 else float("inf")
+        max_abs = relative = math.inf
     return Comparison(
-        name=name, run=run, stage=stage, equal=False,
-        max_abs=float(difference.max()), relative_l2=relative,
-        problem="" if finite else "non-finite values",
-    )  # fmt: skip
+        name=name,
+        run=run,
+        stage=stage,
+        equal=equal,
+        max_abs=max_abs,
+        relative_l2=relative,
+        problem=problem,
+    )
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _distance(got: Tensor, want: Tensor) -> tuple[float, float]:
+    """(largest absolute difference, relative L2): infinite over a golden of zeros."""
+    difference, norm = got - want, float(want.norm())
+    distance = float(difference.norm())
+    relative = distance / norm if norm > 0 else math.inf if distance > 0 else 0.0
+    return float(difference.abs().max()), relative

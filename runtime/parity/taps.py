@@ -1,4 +1,4 @@
-"""Hooks that capture a denoiser's internals under the names the goldens use; every capture clones."""
+"""Hooks that capture a denoiser's internals under the goldens' names; every capture clones."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _tap_attention(name: str, module: nn.Module, captured: Captured) -> Callable
 
 @contextmanager
 def refiner_taps(model: H3Model) -> Iterator[Captured]:
-    """Captures `refine/<side>/...`: the projection, each refiner block and its attention, the norm."""
+    """Captures `refine/<side>/...`: the projection, each block and its attention, the norm."""
     captured: Captured = {}
     named: list[tuple[str, nn.Module]] = [
         ("condition_proj", model.condition_proj),

@@ -1,12 +1,30 @@
 """One file per golden kind; each exposes `replay(golden, checkpoints) -> list[Comparison]`."""
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The replay module, the stored names it is given, and those it may leave unread.
+
+    Every other stored name must be compared.
+    """
+
+    module: str
+    given: str
+    spare: str = "-"
+
+
 KINDS = {
-    "e2e": "runtime.parity.replay.e2e",
-    "te": "runtime.parity.replay.te",
-    "vae_decode": "runtime.parity.replay.video_vae",
-    "vae_encode": "runtime.parity.replay.video_vae",
-    "audio": "runtime.parity.replay.audio_vae",
-    "schedules": "runtime.parity.replay.schedules",
-    "quant": "runtime.parity.replay.quant",
-    "layout": "runtime.parity.replay.layout",
+    "e2e": Kind("runtime.parity.replay.e2e", r"in/.+"),
+    "te": Kind("runtime.parity.replay.te", r"in/.+"),
+    "vae_decode": Kind("runtime.parity.replay.video_vae", r"in/.+"),
+    "vae_encode": Kind("runtime.parity.replay.video_vae", r"in/.+"),
+    "audio": Kind("runtime.parity.replay.audio_vae", r"in/.+"),
+    "schedules": Kind(
+        "runtime.parity.replay.schedules", r"solver/(noise|.+/denoised)", "solver/target"
+    ),
+    "quant": Kind("runtime.parity.replay.quant", r"\d+/(x|bias|weight|\w+/weight\w*)"),
+    "layout": Kind("runtime.parity.replay.layout", r"layout_\d+/rows"),
 }
+NO_CHECKPOINTS = ("schedules", "quant", "layout")

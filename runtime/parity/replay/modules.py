@@ -1,4 +1,4 @@
-"""Single denoiser modules from their stored inputs: names the first wrong linear, not only the block."""
+"""Single denoiser modules from their stored inputs: names the wrong linear, not only the block."""
 
 from __future__ import annotations
 

@@ -1,0 +1,25 @@
+"""Every in-process test runs on the CPU code paths the goldens were captured on, one thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.parity.cpu import pin
+
+CPU_PATHS = pin()  # here, because it must come before the first test module imports torch
+
+
+@pytest.fixture(scope="session")
+def cpu_paths() -> str:
+    """ "pinned", or "unpinned: <reason>" where goldens can only be met within tolerances."""
+    return CPU_PATHS
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints() -> Path:
+    """The goldens' checkpoints, rebuilt once beside tests/goldens."""
+    from tests.tiny_checkpoints import CHECKPOINTS, build_checkpoints
+
+    return build_checkpoints(CHECKPOINTS)
