@@ -1,5 +1,5 @@
 """How a stage says that the user stopped it: raised between steps and tiles, not caught inside."""
 
 
-class Cancelled(Exception):  # noqa: N818 - an outcome, not an error
+class Cancelled(Exception):
     """The request was cancelled; the engine reports it as `Failure(cancelled=True)`."""

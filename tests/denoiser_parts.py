@@ -31,8 +31,8 @@ FILES = ModelFiles(
 
 def demo_plan(**fields: object) -> Plan:
     """A CPU plan over the demo files."""
-    base = {"device": "cpu", "dtype": "fp32", "video_vae_dtype": "fp32"}
-    return Plan(name="test", models=FILES, **(base | fields))  # type: ignore[arg-type]
+    base = {"name": "test", "models": FILES, "device": "cpu", "dtype": "fp32"}
+    return Plan(**(base | {"video_vae_dtype": "fp32"} | fields))  # type: ignore[arg-type]
 
 
 def denoiser(format: str = "pruned_bf16", **fields: object) -> H3Model:

@@ -42,7 +42,10 @@ class H3Config:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> H3Config:
-        """Contract 1.2; only output rows are used, so packed columns do not disturb it."""
+        """Contract 1.2; only output rows are used, so packed columns do not disturb it.
+
+        CheckpointError when a tensor is missing or the sizes do not fit together.
+        """
         names = set(checkpoint.names())
         for needed in ("video_patch_proj.weight", "audio_patch_proj.weight"):
             if needed not in names:
@@ -56,7 +59,7 @@ class H3Config:
             curve_grid = 0
             time_hidden = shape("time_embedder.proj_in.weight")[0]
             time_dim = shape("time_embedder.proj_out.weight")[0]
-        return cls(
+        cfg = cls(
             hidden=shape("video_patch_proj.weight")[0],
             num_layers=_count(names, "blocks"),
             num_refiner_layers=_count(names, "token_refiner.blocks"),
@@ -71,6 +74,12 @@ class H3Config:
             curve_grid=curve_grid,
             time_hidden=time_hidden,
         )
+        if cfg.rope_dim > cfg.head_dim:
+            raise CheckpointError(
+                f"rope.inv_freq has {cfg.num_inv_freq} frequencies, which rotate {cfg.rope_dim} "
+                f"dims, but a head has {cfg.head_dim}"
+            )
+        return cfg
 
 
 def _count(names: set[str], prefix: str) -> int:

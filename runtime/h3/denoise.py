@@ -5,6 +5,7 @@ The sampler works on a flat fp32 pack [1, 1, N] of video then audio, audio in ca
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.h3.conditioning import Conditioning
+from runtime.h3.conditioning import Conditioning, Keyframe, ReferenceBlock
+from runtime.h3.config import NUM_MODALITIES
 from runtime.h3.model import (
     H3Model,
     PackedInputs,
@@ -32,8 +34,8 @@ from runtime.solvers import SAMPLERS
 VISUAL_CONDITION_TIME = 0.999  # condition pictures are 0.1 % noise and say so
 AUDIO_CONDITION_TIME = 1.0
 MODALITY_ROW = {
-    "video": 0, "cond": 0, "ref_img": 0, "text": 1, "audio": 2, "cond_audio": 2, "ref_audio": 2,
-}  # fmt: skip
+    "video": 0, "cond": 0, "ref_img": 0, "audio": 2, "cond_audio": 2, "ref_audio": 2,
+}  # fmt: skip  # text rows carry their own tags
 
 Tap = Callable[[str, Tensor], None]  # (name as in the goldens, tensor); clone what you keep
 
@@ -180,16 +182,14 @@ def step_rows(
     times = sorted({t_v, t_a, *(time_of[kind] for _, _, kind in segments)})
     spans: list[RowSpan] = []
     for start, stop, kind in segments:
-        base = times.index(time_of[kind]) * 3
+        base = times.index(time_of[kind]) * NUM_MODALITIES
         if kind != "text":
             spans.append(RowSpan(start, stop, base + MODALITY_ROW[kind]))
             continue
-        tags = text_tags.tolist()
-        first = 0
-        for i in range(1, len(tags) + 1):
-            if i == len(tags) or tags[i] != tags[first]:
-                spans.append(RowSpan(start + first, start + i, base + tags[first]))
-                first = i
+        for tag, run in itertools.groupby(text_tags.tolist()):  # vision tokens are tagged 0
+            stop = start + len(list(run))
+            spans.append(RowSpan(start, stop, base + tag))
+            start = stop
     return StepRows(
         times_M=torch.tensor(times, dtype=torch.float32, device=device),
         spans=tuple(spans),
@@ -198,8 +198,13 @@ def step_rows(
     )
 
 
+def _conditions(conditioning: Conditioning) -> list[Keyframe | ReferenceBlock]:
+    """In the order of their rows."""
+    return [*conditioning.keyframes, *conditioning.references]
+
+
 def _condition_video(conditioning: Conditioning, seed: int, device: torch.device) -> Tensor | None:
-    latents = [c.latent for c in (*conditioning.keyframes, *conditioning.references)]
+    latents = [c.latent for c in _conditions(conditioning)]
     rows = [_with_noise(patchify(z.float()), seed) for z in latents if z is not None]
     return torch.cat(rows).to(device) if rows else None
 
@@ -211,7 +216,7 @@ def _with_noise(rows: Tensor, seed: int) -> Tensor:
 
 
 def _condition_audio(conditioning: Conditioning, device: torch.device) -> Tensor | None:
-    latents = [c.audio_latent for c in (*conditioning.keyframes, *conditioning.references)]
+    latents = [c.audio_latent for c in _conditions(conditioning)]
     rows = [pack_audio(z.float()) for z in latents if z is not None]
     return torch.cat(rows).to(device) if rows else None
 

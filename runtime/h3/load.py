@@ -53,9 +53,11 @@ def load_denoiser(
 
 
 def _round_islands(model: nn.Module, compute: torch.dtype) -> None:
-    """ComfyUI's mixed-precision Linear ignores the requested fp32: any marker in the file rounds the
-    weights of the fp32 linears to the compute dtype before they are widened again (1.4b). Buffers
-    (adaln_t_table, inv_freq) are not linears and keep fp32."""
+    """Round fp32 linears through the compute dtype, as any quantisation marker in the file does.
+
+    ComfyUI's mixed-precision Linear ignores the requested fp32 and widens again later (1.4b).
+    Buffers (adaln_t_table, inv_freq) are not linears and keep fp32.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32:
             for parameter in module.parameters(recurse=False):

@@ -1,6 +1,6 @@
 """The H3 denoiser, single device. Parameter names are the checkpoint's (contract 1).
 
-S packed rows, L text rows, D hidden, H heads, d head dim, M distinct timesteps, E modulation vectors.
+S packed rows, L text rows, D hidden, H heads, d head dim, M distinct times, E modulation vectors.
 Operand order, in-place updates and views are part of the model: parity before tidying.
 """
 
@@ -80,8 +80,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         else:
             self.rms_rope(q, k, rope, self.q_norm.weight, self.k_norm.weight, NORM_EPS)
-        # v is copied out of the fused buffer: strided V overflows int32 past 99,864 rows (R01), and
-        # the buffer can be released.
+        # A strided V overflows the kernels' int32 index past 99,864 rows (R01): copy it out.
         v = v.clone()
         out = self.attend(*(t[None].transpose(1, 2) for t in (q, k, v)))
         return self.out_proj(out[0])
@@ -138,7 +137,7 @@ class Block(nn.Module):
 
 
 def modulate(y_SD: Tensor, shift: Tensor, scale: Tensor, spans: Sequence[RowSpan]) -> Tensor:
-    """In place, two roundings: y *= 1 + scale, then y += shift; tables rounded to y's dtype first."""
+    """In place, two roundings: y *= 1 + scale, then y += shift; tables are rounded first (1.13)."""
     for start, stop, row in spans:
         part = y_SD[start:stop]
         part.mul_(1 + scale[row].to(y_SD.dtype)).add_(shift[row].to(y_SD.dtype))
@@ -146,7 +145,7 @@ def modulate(y_SD: Tensor, shift: Tensor, scale: Tensor, spans: Sequence[RowSpan
 
 
 def gated_add(x_SD: Tensor, o_SD: Tensor, gate: Tensor, spans: Sequence[RowSpan]) -> Tensor:
-    """In place on x, one rounding: x += o * gate."""
+    """In place on x, one rounding: x += o * gate (1.13)."""
     for start, stop, row in spans:
         x_SD[start:stop].addcmul_(o_SD[start:stop], gate[row].to(x_SD.dtype))
     return x_SD
@@ -264,7 +263,7 @@ class H3Model(nn.Module):
         return self.final_layer.norm.weight.dtype
 
     def refine(self, context_LC: Tensor) -> Tensor:
-        """Text states [L, text_dim] fp32 -> [L, D] in the compute dtype, once per request (1.10)."""
+        """Text states [L, text_dim] fp32 -> [L, D], compute dtype, once per request (1.10)."""
         return self.token_refiner(self.condition_proj(context_LC.to(self.dtype)))
 
     def embed_time(self, t_M: Tensor) -> Tensor:
@@ -280,13 +279,14 @@ class H3Model(nn.Module):
     def modulation(self, t_M: Tensor) -> list[tuple[Tensor, ...]]:
         """All AdaLN tables of one step: one entry per block, the final layer's last."""
         t_emb = self.embed_time(t_M)
-        layers = [*(block.adaln_proj for block in self.blocks), self.final_layer.adaln_proj]
+        blocks = [block.get_submodule("adaln_proj") for block in self.blocks]
+        layers = [*blocks, self.final_layer.adaln_proj]
         return [layer(t_emb) for layer in layers]
 
     def forward(
         self, video_rows: Tensor, audio_rows: Tensor, inputs: PackedInputs, rows: StepRows
     ) -> tuple[Tensor, Tensor]:
-        """Target rows [Nv, 96] and [Na, 32] fp32 -> model velocities (data-ward) fp32, same shapes."""
+        """Target rows [Nv, 96] and [Na, 32] fp32 -> data-ward velocities, fp32, same shapes."""
         tables = self.modulation(rows.times_M)
         x_SD = self.embed(video_rows, audio_rows, inputs)
         for block, block_tables in zip(self.blocks, tables[:-1], strict=True):
@@ -295,7 +295,7 @@ class H3Model(nn.Module):
         return self.final_layer(x_SD[v0:v1], x_SD[a0:a1], tables[-1], rows)
 
     def embed(self, video_rows: Tensor, audio_rows: Tensor, inputs: PackedInputs) -> Tensor:
-        """The packed buffer [S, D]: text copied, patches projected in fp32 as one matrix per stream."""
+        """The packed buffer [S, D]: text copied, each stream projected in fp32 as one matrix."""
         video = self.video_patch_proj(_joined(inputs.condition_video, video_rows))
         audio = self.audio_patch_proj(_joined(inputs.condition_audio, audio_rows))
         num_rows = inputs.segments[-1][1]

@@ -1,4 +1,4 @@
-"""The straight line: checkpoints to a resident pipeline, one request to latents, frames and an mp4."""
+"""The straight line: checkpoints to a resident pipeline, a request to latents, frames, an mp4."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from runtime.kernels.attention import attention_backend
 from runtime.kernels.linear import linear_backend
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
-from runtime.messages import Event, Note, Plan, Progress, Ref2VARequest, Result
+from runtime.messages import Event, Note, Plan, Progress, Ref2VARequest, Reference, Result
 
 PIXELS_PER_LATENT = 16
 CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
@@ -147,7 +147,7 @@ class Pipeline:
             positive, negative = self._conditioning(request, inputs, cancelled, clock)
             latents = self._sample(request, target, positive, negative, emit, cancelled, clock)
             path = self._write_latents(latents, request, out)
-            video = self._render(request.id, latents, out, media, request, emit, cancelled, clock)
+            video = self._render(request, latents, out, media, emit, cancelled, clock)
         return self._result(request.id, video, path, out)
 
     def decode(
@@ -178,8 +178,8 @@ class Pipeline:
             emit(Note(request_id=request.id, text=text, warning=True))
         elif media and self.mode == "unknown":
             text = (
-                f"mode of {self.plan.models.dit.name} unknown: if it is not a Ref2VA file the result "
-                f"is wrong without an error (launch.py inspect --learn names it)"
+                f"mode of {self.plan.models.dit.name} unknown: if it is not a Ref2VA file the "
+                f"result is wrong without an error (launch.py inspect --learn names it)"
             )
             emit(Note(request_id=request.id, text=text, warning=True))
         return ConditioningInputs(
@@ -192,13 +192,11 @@ class Pipeline:
         )
 
     def _load_reference(
-        self, reference: object, request: Ref2VARequest, emit: Callable[[Event], None]
+        self, reference: Reference, request: Ref2VARequest, emit: Callable[[Event], None]
     ) -> ReferenceMedia:
         # PyAV is needed for references and mp4 only: a machine without it still writes latents.
         from runtime.media.references import LoadOptions, load_reference
-        from runtime.messages import Reference
 
-        assert isinstance(reference, Reference)
         options = LoadOptions(max_frames=request.frames, resize=to_canvas, model_rate=SAMPLE_RATE)
         loaded = load_reference(reference, options)
         for note in loaded.notes:
@@ -300,11 +298,10 @@ class Pipeline:
 
     def _render(
         self,
-        request_id: str,
+        request: Ref2VARequest,
         latents: Latents,
         out: Path,
         media: bool,
-        request: Ref2VARequest,
         emit: Callable[[Event], None],
         cancelled: Callable[[], bool],
         clock: StageClock,
@@ -316,10 +313,10 @@ class Pipeline:
                 "plan": json.loads(json.dumps(asdict(self.plan), default=str)),
                 "resolved": self.resolved,
             }
-            self._write_mp4(request_id, latents, path, record, emit, cancelled, clock)
+            self._write_mp4(request.id, latents, path, record, emit, cancelled, clock)
             return path
         with clock.stage(MUX, exclusive=True):
-            frames = self._frames(request_id, latents.video, emit, cancelled, clock)
+            frames = self._frames(request.id, latents.video, emit, cancelled, clock)
             write_frames(out / "frames", frames)
         wave = self._wave(latents.audio, cancelled, clock)
         write_safetensors_atomic(out / "audio.safetensors", {"wave": wave}, {"rate": "32000"})
@@ -397,6 +394,7 @@ class Pipeline:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _peak(self) -> int:
+        """Bytes: of the request on a GPU; on the CPU of the process since it started."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -441,8 +439,22 @@ def _read_latents(path: Path) -> Latents:
                     f"{path} holds no tensor {' and '.join(missing)}; a latents file has "
                     f"'video' [1,24,T,h,w] and 'audio' [1,32,2,Ta]"
                 )
-            return Latents(
+            pair = Latents(
                 video=file.get_tensor("video").clone(), audio=file.get_tensor("audio").clone()
             )
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+    shapes = list(pair.video.shape), list(pair.audio.shape)
+    if not (_fits(pair.video, (1, 24, 0, 0, 0)) and _fits(pair.audio, (1, 32, 2, 0))):
+        raise ValueError(
+            f"{path} holds 'video' {shapes[0]} and 'audio' {shapes[1]}; they must be "
+            f"[1,24,T,h,w] and [1,32,2,Ta]"
+        )
+    return pair
+
+
+def _fits(x: Tensor, shape: tuple[int, ...]) -> bool:
+    """Does x have this shape, where 0 stands for any size of at least 1?"""
+    return x.dim() == len(shape) and all(
+        got == want if want else got > 0 for got, want in zip(x.shape, shape, strict=True)
+    )

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.checkpoints.base import CheckpointError, PackedWeight
-from runtime.kernels.linear.dequant import dequantise, dequantise_rows
-from runtime.kernels.linear.packed import PackedLinear
+from runtime.kernels.linear.dequant import DequantisedLinear, dequantise_rows
 
 
 class Linear(nn.Module):
@@ -25,13 +24,6 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
-
-
-class DequantisedLinear(PackedLinear):
-    """Any packed format: input times pre_quant_scale, weight dequantised, ordinary matmul (5.7)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.scaled_input(x), dequantise(self.packed, x.dtype), self.bias_as(x))
 
 
 class Embedding(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.kernels.unavailable import Unavailable
 
-# (q_SHd, k_SHd, table_SR, q_weight_d, k_weight_d, eps) -> None: both in place on views of the qkv buffer
+# (q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps) -> None: in place, views of one buffer
 RmsRope = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], None]
 
 RMS_ROPES = ("eager", "kitchen")
@@ -32,7 +32,7 @@ def rope_table(angles_SR: Tensor, dtype: torch.dtype) -> Tensor:
 def rms_rope_eager(
     q_SHd: Tensor, k_SHd: Tensor, table: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
 ) -> None:
-    """RMSNorm over the head, then partial split-half rotation: every product and sum rounded (1.14)."""
+    """RMSNorm over the head, then rotation of its first 2R dims, every operation rounded (1.14)."""
     for x_SHd, weight in ((q_SHd, q_weight), (k_SHd, k_weight)):
         x_SHd.copy_(_rms_rotate(x_SHd, table[0], weight, eps))
 
@@ -58,7 +58,10 @@ def _rms_rope_kitchen(
 
 
 def load_rms_rope(name: str, device: torch.device) -> RmsRope:
-    """ "eager" runs everywhere; "kitchen" is comfy-kitchen's CUDA kernel (fp32 inside, one rounding)."""
+    """The form of that name: "eager" anywhere, "kitchen" on CUDA (fp32 inside, one rounding).
+
+    ValueError lists the known names; Unavailable says why kitchen's kernel cannot run.
+    """
     if name == "eager":
         return rms_rope_eager
     if name != "kitchen":

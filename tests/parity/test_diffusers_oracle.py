@@ -1,7 +1,7 @@
 """diffusers' H3 transformer as a second oracle: same weights, same rows, no shared code.
 
-Measured: fp32 1.4e-7 to 3.1e-7, bf16 3.2e-3 to 6.6e-3 (diffusers rounds the time embedding after its
-SiLU and rotates in another order), Euler on two schedules 1.8e-7.
+Measured: fp32 1.4e-7 to 3.1e-7, bf16 3.2e-3 to 6.6e-3 (diffusers rounds the time embedding after
+its SiLU and rotates in another order), Euler on two schedules 1.8e-7.
 """
 
 from __future__ import annotations

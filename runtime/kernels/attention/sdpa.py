@@ -18,8 +18,8 @@ def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
 def _attend_flash(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
     # Pinned: torch would otherwise choose by shape, and a run must know what it measured. fp32
     # (text tower, fp32 VAE) has no flash kernel; for it the pin names the efficient one.
-    kernel = SDPBackend.EFFICIENT_ATTENTION if q_BHSd.dtype == torch.float32 else None
-    with sdpa_kernel(kernel or SDPBackend.FLASH_ATTENTION):
+    fp32 = q_BHSd.dtype == torch.float32
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if fp32 else SDPBackend.FLASH_ATTENTION):
         return _attend(q_BHSd, k_BHSd, v_BHSd)
 
 

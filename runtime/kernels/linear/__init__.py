@@ -1,4 +1,4 @@
-"""Linear backends of the quantised formats; a new one is one file with `BACKEND` and one word here."""
+"""Linear backends of quantised formats; a new one is one file with `BACKEND` and one word here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from runtime.checkpoints.base import PackedWeight
 from runtime.kernels.linear.base import LinearBackend
+from runtime.kernels.linear.dequant import DequantisedLinear
 from runtime.kernels.unavailable import Unavailable
 
 __all__ = ["BACKENDS", "LinearBackend", "linear_backend", "linear_builder"]
@@ -34,24 +35,22 @@ def linear_backend(name: str) -> LinearBackend:
 def linear_builder(
     names: tuple[str, ...], device: torch.device
 ) -> Callable[[PackedWeight, nn.Module], nn.Module]:
-    """A `build_linear` for load_into: each stored format goes to the one named backend that runs it.
+    """A `build_linear` for load_into: each stored format goes to the named backend that runs it.
 
-    A layer flagged full_precision_matrix_mult is dequantised whatever the plan names (contract 8.1).
+    A layer flagged full_precision_matrix_mult is dequantised whatever the plan names (8.1).
+    ValueError for an unknown name; `build` raises Unavailable for a format that no named backend
+    runs and for a backend that this device cannot run.
     """
-    by_format = {f: linear_backend(name) for name in names for f in linear_backend(name).formats}
-    whole = {f: linear_backend(n) for n in ("nvfp4_dequant", "fp8_dequant") for f in _formats(n)}
+    by_format = {f: backend for backend in map(linear_backend, names) for f in backend.formats}
 
     def build(packed: PackedWeight, replaced: nn.Module) -> nn.Module:
         kind = packed.quant.format
-        table = whole if packed.quant.full_precision and kind in whole else by_format
-        if kind not in table:
+        if packed.quant.full_precision:
+            return DequantisedLinear(packed)
+        if kind not in by_format:
             raise Unavailable(", ".join(names), f"none of them runs {kind} ({packed.layer})")
-        if reason := table[kind].reason(device):
-            raise Unavailable(table[kind].name, reason)
-        return table[kind].build(packed)
+        if reason := by_format[kind].reason(device):
+            raise Unavailable(by_format[kind].name, reason)
+        return by_format[kind].build(packed)
 
     return build
-
-
-def _formats(name: str) -> tuple[str, ...]:
-    return linear_backend(name).formats

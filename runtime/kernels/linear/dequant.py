@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 
 import comfy_kitchen as ck
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.checkpoints.base import CheckpointError, PackedWeight
 from runtime.kernels.linear.int8_convrot import rotate
+from runtime.kernels.linear.packed import PackedLinear
 
 ROW_FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")  # rows can be read on their own
 
@@ -50,6 +52,14 @@ def dequantise_rows(packed: PackedWeight, ids_L: Tensor, dtype: torch.dtype) -> 
     if packed.quant.convrot_group:
         rows_LK = rotate(rows_LK, packed.quant.convrot_group)
     return rows_LK.to(dtype)
+
+
+class DequantisedLinear(PackedLinear):
+    """Any packed format: the weight dequantised to x's dtype, activations untouched (8.3)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [...,K] -> [...,N] in x's dtype."""
+        return F.linear(self.scaled_input(x), dequantise(self.packed, x.dtype), self.bias_as(x))
 
 
 def _nvfp4(packed: PackedWeight, dtype: torch.dtype) -> Tensor:

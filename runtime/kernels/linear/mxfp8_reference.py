@@ -1,4 +1,4 @@
-"""MXFP8 decoded to floating point: a tested reference; the loader refuses the format (contract 8.5)."""
+"""MXFP8 decoded to floating point: a tested reference; the loader refuses the format (8.5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unswizzle(scales: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def dequantise_mxfp8(weight_NK: Tensor, scales_u8: Tensor, dtype: torch.dtype) -> Tensor:
-    """float8_e4m3fn codes times 2^(e - 127) per 32 columns; both factors are cast to dtype first."""
+    """float8_e4m3fn codes times 2^(e - 127) per 32 columns; both factors cast to dtype first."""
     rows, columns = weight_NK.shape
     exponents = unswizzle(scales_u8, rows, columns // BLOCK).to(torch.int32) - 127
     scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents).to(dtype)

@@ -1,4 +1,4 @@
-"""NVFP4 with quantised activations and a dequantised matmul: what ComfyUI runs when FP4 matmul fails.
+"""NVFP4, activations quantised, dequantised matmul: what ComfyUI runs when its FP4 matmul fails.
 
 It exists so that goldens captured on such a machine can be replayed; nothing falls back to it.
 """

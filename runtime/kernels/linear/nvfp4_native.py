@@ -1,4 +1,4 @@
-"""NVFP4 W4A4: activations quantised too, FP4 tensor cores on Blackwell, exact CPU reference elsewhere."""
+"""NVFP4 W4A4: activations quantised too; FP4 tensor cores on Blackwell, on the CPU a reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FP4_TIMES_FP8_MAX = 6.0 * 448.0
 def activation_scale(x_SK: Tensor, input_scale: Tensor | None) -> Tensor:
     """Per-tensor fp32 scale: the stored one, else amax/2688 over ALL rows, divided in x's dtype.
 
-    Sharding the rows changes the amax, so a sharded run must share it (contract 8.3).
+    Sharding the rows changes the amax, so a sharded run must share it (contract 8.3). If all of x
+    is zero so is the scale, and the quantiser's 0/0 is NaN: the run then stops as non-finite.
     """
     if input_scale is not None:
         return input_scale.to(torch.float32)
@@ -37,7 +38,7 @@ class NVFP4NativeLinear(PackedLinear):
 
     def __init__(self, packed: PackedWeight) -> None:
         super().__init__(packed)
-        # One value on the CPU reference only: code times block scale, exact in fp32.
+        # Used by the CPU reference only: codes times block scales, exact in fp32.
         self._unscaled: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,340 @@
+"""The whole line on the demo model: prompt to latents, frames and mp4, in this process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runtime.cancel import Cancelled
+from runtime.checkpoints.demo import write_random
+from runtime.clock import DENOISE, MUX, TEXT_ENCODE, VIDEO_VAE_DECODE, StageClock
+from runtime.h3 import pipeline as module
+from runtime.h3.pipeline import Pipeline, load
+from runtime.h3.text import TextEncoder
+from runtime.messages import Event, Note, Progress, Ref2VARequest, Reference, Result
+from tests.denoiser_parts import FILES, demo_plan
+
+FRAMES, WIDTH, HEIGHT = 5, 64, 32
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    return load(demo_plan(text_encoder="resident"), progress=lambda part, done, total: None)
+
+
+def request(prompt: str = "a calm sea", **fields: object) -> Ref2VARequest:
+    small = {"width": WIDTH, "height": HEIGHT, "frames": FRAMES, "steps": 2, "seed": 5}
+    return Ref2VARequest(id="r", prompt=prompt, **(small | fields))  # type: ignore[arg-type]
+
+
+class Ran:
+    """One request: its result, events, clock and files."""
+
+    def __init__(
+        self, pipeline: Pipeline, request: Ref2VARequest, out: Path, *, media: bool = False
+    ) -> None:
+        self.events: list[Event] = []
+        self.clock = StageClock()
+        self.out = out
+        out.mkdir(parents=True, exist_ok=True)
+        self.result: Result = pipeline.generate(
+            request,
+            out=out,
+            media=media,
+            emit=self.events.append,
+            cancelled=lambda: False,
+            clock=self.clock,
+        )
+
+    @property
+    def notes(self) -> list[Note]:
+        return [event for event in self.events if isinstance(event, Note)]
+
+    def latents(self) -> dict[str, Tensor]:
+        return _tensors(self.out / "latents.safetensors")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    return load_file(str(path))
+
+
+class Counted:
+    """Counts the calls of a pipeline's encoders."""
+
+    def __init__(self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.text = self.frames = 0
+        text, frames = pipeline._text_encoder, pipeline.video_vae.encode
+
+        def count_text() -> TextEncoder:
+            self.text += 1
+            return text()
+
+        def count_frames(*args: object, **options: object) -> Tensor:
+            self.frames += 1
+            return frames(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(pipeline, "_text_encoder", count_text)
+        monkeypatch.setattr(pipeline.video_vae, "encode", count_frames)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Reference:
+    path = tmp_path / "picture.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return Reference(kind="image", path=path)
+
+
+def test_without_media_the_frames_the_sound_and_the_latents_are_written(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    ran = Ran(pipeline, request(), tmp_path / "run")
+    assert ran.result.video is None
+    assert ran.result.latents == ran.out / "latents.safetensors"
+    latents = ran.latents()
+    assert latents["video"].shape == (1, 24, 2, 2, 4) and latents["audio"].shape == (1, 32, 2, 8)
+    frames = sorted((ran.out / "frames").glob("*.npy"))
+    assert len(frames) == FRAMES
+    frame = np.load(frames[0])
+    assert frame.shape == (HEIGHT, WIDTH, 3) and frame.dtype == np.float32
+    assert frame.min() >= 0 and frame.max() <= 1
+    assert _tensors(ran.out / "audio.safetensors")["wave"].shape == (1, 2, 8 * 800)
+
+
+def test_with_media_an_mp4_is_written(pipeline: Pipeline, tmp_path: Path) -> None:
+    ran = Ran(pipeline, request(), tmp_path / "run", media=True)
+    assert ran.result.video == tmp_path / "run" / "result.mp4"
+    assert ran.result.video.read_bytes()[4:8] == b"ftyp"
+    assert not (ran.out / "frames").exists()
+
+
+def test_the_latents_file_says_what_was_asked(pipeline: Pipeline, tmp_path: Path) -> None:
+    ran = Ran(pipeline, request("a red kite"), tmp_path / "run")
+    with safe_open(str(ran.result.latents), framework="pt") as file:
+        record = json.loads(file.metadata()["h3_request"])
+    assert record["prompt"] == "a red kite" and record["seed"] == 5
+
+
+def test_one_seed_gives_one_result_and_another_seed_another(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    first = Ran(pipeline, request(), tmp_path / "1").latents()
+    again = Ran(pipeline, request(), tmp_path / "2").latents()
+    other = Ran(pipeline, request(seed=6), tmp_path / "3").latents()
+    for name in ("video", "audio"):
+        assert torch.equal(first[name], again[name])
+        assert not torch.equal(first[name], other[name])
+
+
+def test_a_request_made_twice_is_encoded_once(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: Reference
+) -> None:
+    counted = Counted(pipeline, monkeypatch)
+    asked = request("a request made twice", references=(picture,))
+    first = Ran(pipeline, asked, tmp_path / "1")
+    assert (counted.text, counted.frames) == (1, 1)
+    again = Ran(pipeline, asked, tmp_path / "2")
+    assert (counted.text, counted.frames) == (1, 1)
+    assert torch.equal(first.latents()["video"], again.latents()["video"])
+    Ran(pipeline, replace(asked, prompt="another prompt"), tmp_path / "3")
+    assert (counted.text, counted.frames) == (2, 1)
+
+
+def test_guidance_encodes_the_negative_side_too(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(pipeline, monkeypatch)
+    guided = Ran(pipeline, request("guided", cfg=3.0, negative_prompt="blur"), tmp_path / "1")
+    assert counted.text == 2
+    plain = Ran(pipeline, request("guided"), tmp_path / "2")
+    assert counted.text == 2
+    assert not torch.equal(guided.latents()["video"], plain.latents()["video"])
+
+
+def test_a_reference_changes_the_result(
+    pipeline: Pipeline, tmp_path: Path, picture: Reference
+) -> None:
+    plain = Ran(pipeline, request(), tmp_path / "1").latents()
+    referred = Ran(pipeline, request(references=(picture,)), tmp_path / "2").latents()
+    assert not torch.equal(plain["video"], referred["video"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("fl2va", "is known as FL2VA, but the request has references"),
+        ("unknown", "mode .* unknown"),
+    ],
+)
+def test_references_on_a_file_of_another_mode_are_warned_of(
+    pipeline: Pipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    picture: Reference,
+    mode: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(pipeline, "mode", mode)
+    ran = Ran(pipeline, request(references=(picture,)), tmp_path / "1")
+    (warning,) = [note.text for note in ran.notes if note.warning]
+    assert FILES.dit.name in warning
+    assert re.search(said, warning)
+    plain = Ran(pipeline, request(), tmp_path / "2")
+    assert not any(note.warning for note in plain.notes)
+
+
+def test_a_ref2va_file_is_used_with_references_without_a_warning(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: Reference
+) -> None:
+    monkeypatch.setattr(pipeline, "mode", "ref2va")
+    ran = Ran(pipeline, request(references=(picture,)), tmp_path / "1")
+    assert not any(note.warning for note in ran.notes)
+
+
+def test_stages_progress_and_memory_are_reported(pipeline: Pipeline, tmp_path: Path) -> None:
+    ran = Ran(pipeline, request("stages", steps=3), tmp_path / "run")
+    times = ran.clock.times()
+    assert [time.step for time in times if time.stage == DENOISE] == [0, 1, 2]
+    assert {TEXT_ENCODE, VIDEO_VAE_DECODE, MUX} <= {time.stage for time in times}
+    done = [e.done for e in ran.events if isinstance(e, Progress) and e.stage == DENOISE]
+    assert done == [0, 1, 2, 3]
+    assert any("packed rows" in note.text for note in ran.notes)
+    assert ran.result.peak_memory_bytes > 50 << 20
+
+
+def test_a_cancelled_request_stops_between_steps(pipeline: Pipeline, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Progress) and event.stage == DENOISE:
+            steps.append(event.done)
+
+    with pytest.raises(Cancelled):
+        pipeline.generate(
+            request("stopped", steps=6),
+            out=tmp_path,
+            media=False,
+            emit=emit,
+            cancelled=lambda: bool(steps) and steps[-1] >= 2,
+            clock=StageClock(),
+        )
+    assert steps == [0, 1, 2]
+    assert not list(tmp_path.iterdir())
+
+
+def test_latents_decode_to_the_same_mp4_as_the_request(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = Ran(pipeline, request(), tmp_path / "run")
+    frames = np.stack([np.load(p) for p in sorted((ran.out / "frames").glob("*.npy"))])
+    chunks: list[Tensor] = []
+    stream = pipeline.video_vae.decode_stream
+
+    def spy(*args: object, **options: object) -> object:
+        for chunk in stream(*args, **options):  # type: ignore[arg-type]
+            chunks.append(chunk.clone())
+            yield chunk
+
+    monkeypatch.setattr(pipeline.video_vae, "decode_stream", spy)
+    result = pipeline.decode(
+        "d",
+        ran.out / "latents.safetensors",
+        out=tmp_path / "again.mp4",
+        emit=lambda event: None,
+        cancelled=lambda: False,
+        clock=StageClock(),
+    )
+    assert result.video == tmp_path / "again.mp4" and result.video.stat().st_size > 0
+    assert np.array_equal(torch.cat(chunks).numpy(), frames)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"video": torch.zeros(1, 24, 2, 2, 4)}, "holds no tensor audio"),
+        (
+            {"video": torch.zeros(1, 16, 2, 2, 4), "audio": torch.zeros(1, 32, 2, 8)},
+            r"holds 'video' \[1, 16, 2, 2, 4\] .* must be \[1,24,T,h,w\]",
+        ),
+        (
+            {"video": torch.zeros(1, 24, 2, 2, 4), "audio": torch.zeros(1, 32, 2, 0)},
+            r"'audio' \[1, 32, 2, 0\]",
+        ),
+    ],
+)
+def test_a_wrong_latents_file_is_refused_in_one_sentence(
+    pipeline: Pipeline, tmp_path: Path, tensors: dict[str, Tensor], said: str
+) -> None:
+    save_file(tensors, str(tmp_path / "x.safetensors"))
+    with pytest.raises(ValueError, match=said):
+        pipeline.decode(
+            "d",
+            tmp_path / "x.safetensors",
+            out=tmp_path / "x.mp4",
+            emit=lambda event: None,
+            cancelled=lambda: False,
+            clock=StageClock(),
+        )
+
+
+def test_a_full_checkpoint_runs_and_a_streamed_text_encoder_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dit = tmp_path / "full.safetensors"
+    write_random(dit, "dit", size="tiny", format="full_bf16")
+    made: list[weakref.ref[TextEncoder]] = []
+
+    class Watched(TextEncoder):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[arg-type]
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(module, "TextEncoder", Watched)
+    plan = demo_plan(text_encoder="stream", models=replace(FILES, dit=dit))
+    pipeline = load(plan, progress=lambda part, done, total: None)
+    assert not made, "the encoder is loaded only when it is asked for"
+    ran = Ran(pipeline, request(), tmp_path / "run")
+    assert torch.isfinite(ran.latents()["video"]).all()
+    gc.collect()
+    assert len(made) == 1 and made[0]() is None
+
+
+def test_loading_reports_every_part(tmp_path: Path) -> None:
+    seen: list[str] = []
+    plan = demo_plan(text_encoder="resident")
+    loaded = load(plan, progress=lambda part, done, total: seen.append(part))
+    assert list(dict.fromkeys(seen)) == [
+        "load denoiser",
+        "load video VAE",
+        "load audio VAE",
+        "load text encoder",
+    ]
+    assert loaded.load_seconds > 0 and loaded.load_gib_per_s > 0
+    assert loaded.resolved["device"] == "cpu" and "SDPA" in loaded.resolved["attention"]
+
+
+def test_the_routes_of_the_formats_in_the_file_are_in_the_resolved_plan(tmp_path: Path) -> None:
+    dit = tmp_path / "nvfp4.safetensors"
+    write_random(dit, "dit", size="tiny", format="pruned_nvfp4")
+    plan = demo_plan(nvfp4="nvfp4_native", models=replace(FILES, dit=dit))
+    resolved = load(plan, progress=lambda part, done, total: None).resolved
+    assert resolved["linear nvfp4_native"] == "CPU reference, exact products"
+    assert not any("fp8" in name or "int8" in name for name in resolved)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch sees no CUDA device"):
+        load(demo_plan(device="cuda"), progress=lambda part, done, total: None)
