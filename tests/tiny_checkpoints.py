@@ -44,7 +44,7 @@ BASES = {
 
 
 def build_checkpoints(folder: Path) -> Path:
-    """Fill `folder` with links to the demo files and the rebuilt ones; what is there stays."""
+    """Fill `folder` with links to the demo files and the rebuilt ones; right ones stay."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in WHOLE:
         link = folder / f"{name}.safetensors"
@@ -52,8 +52,9 @@ def build_checkpoints(folder: Path) -> Path:
             link.symlink_to(os.path.relpath(DEMO / link.name, folder))
     for name, base in BASES.items():
         path = folder / f"{name}.safetensors"
-        if not path.exists():
-            _rebuild(path, folder / f"{base}.safetensors")
+        delta = safe_open(str(DELTAS / path.name), framework="pt")
+        if not path.exists() or _digest(path.read_bytes()) != delta.metadata()["sha256"]:
+            _rebuild(path, folder / f"{base}.safetensors", delta)
     return folder
 
 
@@ -65,17 +66,14 @@ def write_delta(original: Path, base: Path, delta: Path) -> None:
     names = [n for n in header if n != "__metadata__"]
     kept = {n: wanted.get_tensor(n) for n in names if n not in have.keys()}  # noqa: SIM118
     for name in names:
-        if name not in kept:
-            if _bytes(_derived(name, header, kept, have)) != data(name):
-                kept[name] = wanted.get_tensor(name)
-    digest = hashlib.sha256(original.read_bytes()).hexdigest()
+        if name not in kept and _bytes(_derived(name, header, kept, have)) != data(name):
+            kept[name] = wanted.get_tensor(name)
     packed = base64.b64encode(zlib.compress(_json(header), 9)).decode()
-    metadata = {"header": packed, "sha256": digest}
+    metadata = {"header": packed, "sha256": _digest(original.read_bytes())}
     save_file(kept, str(delta), metadata)
 
 
-def _rebuild(path: Path, base: Path) -> None:
-    delta = safe_open(str(DELTAS / path.name), framework="pt")
+def _rebuild(path: Path, base: Path, delta: Any) -> None:
     header: dict[str, Any] = json.loads(
         zlib.decompress(base64.b64decode(delta.metadata()["header"]))
     )
@@ -89,18 +87,14 @@ def _rebuild(path: Path, base: Path) -> None:
         tensor = kept[name] if name in kept else _derived(name, header, kept, have)
         parts.append(_bytes(tensor))
     file = b"".join(parts)
-    if hashlib.sha256(file).hexdigest() != delta.metadata()["sha256"]:
-        raise AssertionError(
-            f"{path.name} was not rebuilt byte for byte: quantisation differs here"
-        )
+    if _digest(file) != delta.metadata()["sha256"]:
+        raise AssertionError(f"{path.name} was not rebuilt byte for byte on this machine")
     part = path.with_suffix(".part")
     part.write_bytes(file)
     os.replace(part, path)
 
 
-def _derived(
-    name: str, header: dict[str, Any], kept: dict[str, Tensor], have: Any
-) -> Tensor | None:
+def _derived(name: str, header: dict[str, Any], kept: dict[str, Tensor], have: Any) -> Tensor:
     """The base's tensor, quantised with the scales of the delta where its stored dtype asks so."""
     tensor: Tensor = have.get_tensor(name)
     layer = name.removesuffix(".weight")
@@ -130,6 +124,10 @@ def _raw(path: Path) -> tuple[dict[str, Any], Any]:
         return file[8 + length + start : 8 + length + stop]
 
     return header, data
+
+
+def _digest(file: bytes) -> str:
+    return hashlib.sha256(file).hexdigest()
 
 
 def _json(header: dict[str, Any]) -> bytes:
