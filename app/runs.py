@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
 
 
 class Run:
-    """The record of one request; `add` takes every event, the last one writes run.json."""
+    """The record of one request; `add` takes every event, `finish` writes run.json."""
 
     def __init__(self, folder: Path, request: Ref2VARequest, plan: Plan) -> None:
         """Makes the folder; ValueError if it already holds a run."""

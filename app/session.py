@@ -66,7 +66,7 @@ class Snapshot:
 
     @property
     def latest(self) -> Job | None:
-        """The job to show: the running one, else the newest that ended, else the newest."""
+        """The job to show: the running one, else the last that ended, else the next to run."""
         running = [job for job in self.jobs if job.state in ("running", "cancelling")]
         ended = [job for job in self.jobs if job.ended]
         return next(iter((*running, *ended[-1:], *self.jobs)), None)

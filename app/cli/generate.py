@@ -55,7 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for number in _NUMBERS:
         parser.add_argument(f"--{number}", type=int)
     parser.add_argument("--out", type=Path, help="the run's folder (default: a new one in runs/)")
-    parser.add_argument("--no-media", action="store_true", help="write latents, no mp4")
+    parser.add_argument(
+        "--no-media",
+        action="store_true",
+        help="no mp4: latents, float frames and the wave (needs no PyAV)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

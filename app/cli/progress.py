@@ -1,4 +1,4 @@
-"""A progress bar on stderr: redrawn in place on a terminal, one line per change elsewhere."""
+"""A progress bar on stderr: redrawn in place on a terminal, else lines (of bytes: the end only)."""
 
 from __future__ import annotations
 

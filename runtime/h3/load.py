@@ -13,7 +13,7 @@ from runtime.h3.config import H3Config
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.fused import load_rms_rope
-from runtime.kernels.linear import linear_builder
+from runtime.kernels.linear import linear_builder, require_linears
 from runtime.messages import Plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -25,11 +25,17 @@ def load_denoiser(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[H3Model, LoadReport]:
-    """The denoiser of a checkpoint, on the device, ready to run; Unavailable before any loading."""
+    """The denoiser of a checkpoint, on the device, ready to run.
+
+    Unavailable before anything is read when a backend of the plan cannot run here, CheckpointError
+    when the file does not fit the model.
+    """
     cfg = H3Config.from_checkpoint(checkpoint)
     compute = DTYPES[plan.dtype]
     attend = attention_backend(plan.attention).load(device)
     rms_rope = load_rms_rope(plan.rms_rope, device)
+    linears = (plan.nvfp4, plan.fp8, plan.int8)
+    require_linears(linears, checkpoint.layers.values(), device)
     with torch.device("meta"):
         model = H3Model(cfg, attend, rms_rope)
     adaln_fp32 = cfg.pruned  # the pruned form's AdaLN is declared fp32; the full form's is not
@@ -44,7 +50,7 @@ def load_denoiser(
         checkpoint,
         device=device,
         dtype_of=dtype_of,
-        build_linear=linear_builder((plan.nvfp4, plan.fp8, plan.int8), device),
+        build_linear=linear_builder(linears, device),
         progress=progress,
     )
     if checkpoint.quantised and plan.island_rounding == "comfy":

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
-from runtime.checkpoints.base import PackedWeight
+from runtime.checkpoints.base import LayerQuant, PackedWeight
 from runtime.kernels.linear.base import LinearBackend
 from runtime.kernels.linear.dequant import DequantisedLinear
 from runtime.kernels.unavailable import Unavailable
 
-__all__ = ["BACKENDS", "LinearBackend", "linear_backend", "linear_builder"]
+__all__ = ["BACKENDS", "LinearBackend", "linear_backend", "linear_builder", "require_linears"]
 
 BACKENDS = (
     "nvfp4_dequant",
@@ -32,6 +32,18 @@ def linear_backend(name: str) -> LinearBackend:
     return importlib.import_module(f"runtime.kernels.linear.{name}").BACKEND
 
 
+def require_linears(
+    names: tuple[str, ...], layers: Iterable[LayerQuant], device: torch.device
+) -> None:
+    """Raise Unavailable unless the named backends run every stored format of `layers` on device."""
+    by_format = _by_format(names)
+    for kind in sorted({q.format for q in layers if not q.full_precision}):
+        if kind not in by_format:
+            raise Unavailable(", ".join(names), f"none of them runs {kind}")
+        if reason := by_format[kind].reason(device):
+            raise Unavailable(by_format[kind].name, reason)
+
+
 def linear_builder(
     names: tuple[str, ...], device: torch.device
 ) -> Callable[[PackedWeight, nn.Module], nn.Module]:
@@ -41,7 +53,7 @@ def linear_builder(
     ValueError for an unknown name; `build` raises Unavailable for a format that no named backend
     runs and for a backend that this device cannot run.
     """
-    by_format = {f: backend for backend in map(linear_backend, names) for f in backend.formats}
+    by_format = _by_format(names)
 
     def build(packed: PackedWeight, replaced: nn.Module) -> nn.Module:
         kind = packed.quant.format
@@ -54,3 +66,7 @@ def linear_builder(
         return by_format[kind].build(packed)
 
     return build
+
+
+def _by_format(names: tuple[str, ...]) -> dict[str, LinearBackend]:
+    return {f: backend for backend in map(linear_backend, names) for f in backend.formats}
