@@ -60,7 +60,7 @@ def parity(*words: str | Path) -> subprocess.CompletedProcess[str]:
     ("case", "tensor", "stage"),
     [
         ("vae_decode_tlat9_32x48", "join_0/blended", "staged video VAE decode"),
-        ("unit_pruned_bf16", "mod/pos/blocks.0.mlp.out", "staged module blocks.0.mlp.fc2"),
+        ("unit_int8_convrot_bf16", "mod/pos/blocks.0.mlp.out", "staged module blocks.0.mlp.fc2"),
         ("unit_nvfp4_mixed_native_bf16", "mod/pos/blocks.0.attn.out", "staged module blocks.0"),
         ("t2va_22f_shift_7_2", "final/video", "free final"),
         ("te_nvfp4_awq", "cond/0/context", "staged text layers"),
