@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup run test check
+.PHONY: setup run test check parity
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -21,4 +21,8 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -q --durations=10
+
+parity: setup # the goldens in the checkout; others: launch.py parity FOLDER
+	$(BIN)/python -m tests.tiny_checkpoints
+	$(BIN)/python launch.py parity tests/goldens

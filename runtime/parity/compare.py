@@ -118,7 +118,7 @@ def _print_worst(figures: Sequence[Figures], joins: Sequence[int | None], worst:
         (n for n, f in enumerate(figures) if not f.equal),
         key=lambda n: (-figures[n].max_abs, -figures[n].mean_abs, n),
     )
-    print(_FRAME.format("frame", "max abs", "mean abs", "rel L2", "PSNR", ""))
+    print(_FRAME.format("frame", "max abs", "mean abs", "rel L2", "PSNR", "").rstrip())
     for n in different[:worst]:
         print(_figures_line(str(n), figures[n], "" if joins[n] is None else f"join at {joins[n]}"))
     if len(different) > worst:

@@ -210,7 +210,7 @@ def test_other_counts_and_sizes_are_one_sentence(tmp_path: Path) -> None:
     five = folder(tmp_path / "five", noise(5))
     six = folder(tmp_path / "six", noise(6))
     wide = folder(tmp_path / "wide", noise(5, width=10))
-    with pytest.raises(ValueError, match="five ends after 5 frames, .*six goes on"):
+    with pytest.raises(ValueError, match=r"five ends after 5 frames, .*six goes on"):
         compared(six, five)
     with pytest.raises(ValueError, match="five has fewer frames than"):
         compared(five, six)
