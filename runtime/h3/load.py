@@ -13,7 +13,7 @@ from runtime.h3.config import H3Config
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.fused import load_rms_rope
-from runtime.kernels.linear import linear_builder, require_linears
+from runtime.kernels.linear import linear_builder
 from runtime.messages import Plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -34,8 +34,8 @@ def load_denoiser(
     compute = DTYPES[plan.dtype]
     attend = attention_backend(plan.attention).load(device)
     rms_rope = load_rms_rope(plan.rms_rope, device)
-    linears = (plan.nvfp4, plan.fp8, plan.int8)
-    require_linears(linears, checkpoint.layers.values(), device)
+    backends = (plan.nvfp4, plan.fp8, plan.int8)
+    build_linear = linear_builder(backends, checkpoint.layers, device)
     with torch.device("meta"):
         model = H3Model(cfg, attend, rms_rope)
     adaln_fp32 = cfg.pruned  # the pruned form's AdaLN is declared fp32; the full form's is not
@@ -50,7 +50,7 @@ def load_denoiser(
         checkpoint,
         device=device,
         dtype_of=dtype_of,
-        build_linear=linear_builder(linears, device),
+        build_linear=build_linear,
         progress=progress,
     )
     if checkpoint.quantised and plan.island_rounding == "comfy":

@@ -8,7 +8,8 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import comfy_kitchen
@@ -55,6 +56,27 @@ LoadProgress = Callable[[str, int, int], None]
 def load(plan: Plan, *, progress: LoadProgress) -> Pipeline:
     """Open and check every file, then load what stays resident; errors come before any reading."""
     return Pipeline(plan, progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One command being served: how it reports, stops and is timed."""
+
+    id: str
+    emit: Callable[[Event], None]
+    cancelled: Callable[[], bool]
+    clock: StageClock
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        self.emit(Note(request_id=self.id, text=text, warning=warning))
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.emit(Progress(request_id=self.id, stage=stage, done=done, total=total))
+
+    def check(self) -> None:
+        """Raises Cancelled once the user has asked to stop."""
+        if self.cancelled():
+            raise Cancelled
 
 
 class Pipeline:
@@ -136,7 +158,8 @@ class Pipeline:
     ) -> Result:
         """Latents always; with `media` an mp4 (needs PyAV), else float frames in out/frames."""
         self._reset_peak()
-        inputs = self._inputs(request, emit)
+        job = _Job(id=request.id, emit=emit, cancelled=cancelled, clock=clock)
+        inputs = self._inputs(request, job)
         target = TargetShape(
             latent_t=latent_frames(request.frames),
             latent_h=request.height // PIXELS_PER_LATENT,
@@ -144,10 +167,10 @@ class Pipeline:
             audio_t=audio_latents_of_frames(request.frames),
         )
         with torch.inference_mode():
-            positive, negative = self._conditioning(request, inputs, cancelled, clock)
-            latents = self._sample(request, target, positive, negative, emit, cancelled, clock)
+            positive, negative = self._conditioning(request, inputs, job)
+            latents = self._sample(request, target, positive, negative, job)
             path = self._write_latents(latents, request, out)
-            video = self._render(request, latents, out, media, emit, cancelled, clock)
+            video = self._render(request, latents, out, media, job)
         return self._result(request.id, video, path, out)
 
     def decode(
@@ -162,26 +185,25 @@ class Pipeline:
     ) -> Result:
         """A latents file (tensors "video" and "audio") to the mp4 `out`."""
         self._reset_peak()
+        job = _Job(id=request_id, emit=emit, cancelled=cancelled, clock=clock)
         pair = _read_latents(latents)
         with torch.inference_mode():
-            self._write_mp4(
-                request_id, pair, out, {"latents": str(latents)}, emit, cancelled, clock
-            )
+            self._write_mp4(pair, out, {"latents": str(latents)}, job)
         return self._result(request_id, out, latents, out.parent)
 
     # ---- the steps of a request
 
-    def _inputs(self, request: Ref2VARequest, emit: Callable[[Event], None]) -> ConditioningInputs:
-        media = tuple(self._load_reference(r, request, emit) for r in request.references)
+    def _inputs(self, request: Ref2VARequest, job: _Job) -> ConditioningInputs:
+        media = tuple(self._load_reference(r, request, job) for r in request.references)
         if media and self.mode == "fl2va":
             text = f"{self.plan.models.dit.name} is known as FL2VA, but the request has references"
-            emit(Note(request_id=request.id, text=text, warning=True))
+            job.note(text, warning=True)
         elif media and self.mode == "unknown":
             text = (
                 f"mode of {self.plan.models.dit.name} unknown: if it is not a Ref2VA file the "
                 f"result is wrong without an error (launch.py inspect --learn names it)"
             )
-            emit(Note(request_id=request.id, text=text, warning=True))
+            job.note(text, warning=True)
         return ConditioningInputs(
             prompt=request.prompt,
             width=request.width,
@@ -192,7 +214,7 @@ class Pipeline:
         )
 
     def _load_reference(
-        self, reference: Reference, request: Ref2VARequest, emit: Callable[[Event], None]
+        self, reference: Reference, request: Ref2VARequest, job: _Job
     ) -> ReferenceMedia:
         # PyAV is needed for references and mp4 only: a machine without it still writes latents.
         from runtime.media.references import LoadOptions, load_reference
@@ -200,7 +222,7 @@ class Pipeline:
         options = LoadOptions(max_frames=request.frames, resize=to_canvas, model_rate=SAMPLE_RATE)
         loaded = load_reference(reference, options)
         for note in loaded.notes:
-            emit(Note(request_id=request.id, text=f"{reference.path.name}: {note}"))
+            job.note(f"{reference.path.name}: {note}")
         return ReferenceMedia(
             kind=reference.kind,
             pixels=loaded.pixels,
@@ -214,8 +236,7 @@ class Pipeline:
         self,
         request: Ref2VARequest,
         inputs: ConditioningInputs,
-        cancelled: Callable[[], bool],
-        clock: StageClock,
+        job: _Job,
     ) -> tuple[Conditioning, Conditioning | None]:
         plan, files = self.plan, self.plan.models
         encoders = Encoders(
@@ -230,7 +251,7 @@ class Pipeline:
 
         def build(side: ConditioningInputs) -> Conditioning:
             return build_conditioning(
-                side, encoders, self.cache, stage=clock.stage, cancelled=cancelled
+                side, encoders, self.cache, stage=job.clock.stage, cancelled=job.cancelled
             )
 
         positive = build(inputs)
@@ -247,9 +268,7 @@ class Pipeline:
         target: TargetShape,
         positive: Conditioning,
         negative: Conditioning | None,
-        emit: Callable[[Event], None],
-        cancelled: Callable[[], bool],
-        clock: StageClock,
+        job: _Job,
     ) -> Latents:
         shifts = Shifts(video=request.shift_video, audio=request.shift_audio)
         sigmas = sigmas_for(request.scheduler, request.steps, shifts.video)
@@ -266,17 +285,15 @@ class Pipeline:
             )
 
         def timed(step: int) -> AbstractContextManager[None]:
-            if cancelled():
-                raise Cancelled
-            return clock.stage(DENOISE, step=step)
+            job.check()
+            return job.clock.stage(DENOISE, step=step)
 
         def on_step(result: StepResult) -> None:
-            emit(Progress(request_id=request.id, stage=DENOISE, done=result.step + 1, total=total))
+            job.progress(DENOISE, result.step + 1, total)
 
         first = side(positive)
-        rows = f"{first.layout.num_rows} packed rows"
-        emit(Note(request_id=request.id, text=rows))
-        emit(Progress(request_id=request.id, stage=DENOISE, done=0, total=total))
+        job.note(f"{first.layout.num_rows} packed rows")
+        job.progress(DENOISE, 0, total)
         return sample(
             first,
             None if negative is None else side(negative),
@@ -297,14 +314,7 @@ class Pipeline:
         return path
 
     def _render(
-        self,
-        request: Ref2VARequest,
-        latents: Latents,
-        out: Path,
-        media: bool,
-        emit: Callable[[Event], None],
-        cancelled: Callable[[], bool],
-        clock: StageClock,
+        self, request: Ref2VARequest, latents: Latents, out: Path, media: bool, job: _Job
     ) -> Path | None:
         if media:
             path = out / "result.mp4"
@@ -313,69 +323,49 @@ class Pipeline:
                 "plan": json.loads(json.dumps(asdict(self.plan), default=str)),
                 "resolved": self.resolved,
             }
-            self._write_mp4(request.id, latents, path, record, emit, cancelled, clock)
+            self._write_mp4(latents, path, record, job)
             return path
-        with clock.stage(MUX, exclusive=True):
-            frames = self._frames(request.id, latents.video, emit, cancelled, clock)
-            write_frames(out / "frames", frames)
-        wave = self._wave(latents.audio, cancelled, clock)
-        write_safetensors_atomic(out / "audio.safetensors", {"wave": wave}, {"rate": "32000"})
+        with job.clock.stage(MUX, exclusive=True):
+            write_frames(out / "frames", self._frames(latents.video, job))
+        wave = self._wave(latents.audio, job)
+        write_safetensors_atomic(
+            out / "audio.safetensors", {"wave": wave}, {"rate": str(SAMPLE_RATE)}
+        )
         return None
 
     def _write_mp4(
-        self,
-        request_id: str,
-        latents: Latents,
-        path: Path,
-        record: dict[str, object],
-        emit: Callable[[Event], None],
-        cancelled: Callable[[], bool],
-        clock: StageClock,
+        self, latents: Latents, path: Path, record: dict[str, object], job: _Job
     ) -> None:
         from runtime.media.mp4 import Mp4Options, write_mp4  # PyAV: see _load_reference
 
-        def check() -> None:
-            if cancelled():
-                raise Cancelled
-
-        with clock.stage(MUX, exclusive=True):
+        with job.clock.stage(MUX, exclusive=True):
             written = write_mp4(
                 path,
-                self._frames(request_id, latents.video, emit, cancelled, clock),
-                lambda: self._wave(latents.audio, cancelled, clock)[0],
+                self._frames(latents.video, job),
+                lambda: self._wave(latents.audio, job)[0],
                 record,
                 Mp4Options(sample_rate=SAMPLE_RATE),
-                check,
+                job.check,
             )
         for note in written.notes:
-            emit(Note(request_id=request_id, text=note))
+            job.note(note)
 
-    def _frames(
-        self,
-        request_id: str,
-        latent: Tensor,
-        emit: Callable[[Event], None],
-        cancelled: Callable[[], bool],
-        clock: StageClock,
-    ) -> Iterator[Tensor]:
+    def _frames(self, latent: Tensor, job: _Job) -> Iterator[Tensor]:
         """Chunks of finished frames; only the decoding counts as the VAE's time."""
-
-        def on_tile(done: int, total: int) -> None:
-            emit(Progress(request_id=request_id, stage=VIDEO_VAE_DECODE, done=done, total=total))
-
-        chunks = self.video_vae.decode_stream(latent, cancelled=cancelled, on_tile=on_tile)
+        chunks = self.video_vae.decode_stream(
+            latent, cancelled=job.cancelled, on_tile=partial(job.progress, VIDEO_VAE_DECODE)
+        )
         while True:
-            with clock.stage(VIDEO_VAE_DECODE):
+            with job.clock.stage(VIDEO_VAE_DECODE):
                 chunk = next(chunks, None)
             if chunk is None:
                 return
             yield chunk
-            del chunk  # else two chunks are alive while the next one is decoded
 
-    def _wave(self, latent: Tensor, cancelled: Callable[[], bool], clock: StageClock) -> Tensor:
+    def _wave(self, latent: Tensor, job: _Job) -> Tensor:
         """[1, 2, L] fp32 on the CPU, with ComfyUI's loudness guard (contract 7)."""
-        with clock.stage(AUDIO_VAE_DECODE):
-            return loudness_guard(self.audio_vae.decode(latent, cancelled=cancelled)).cpu()
+        with job.clock.stage(AUDIO_VAE_DECODE):
+            return loudness_guard(self.audio_vae.decode(latent, cancelled=job.cancelled)).cpu()
 
     # ---- records
 

@@ -347,7 +347,7 @@ def load_video_vae(
         checkpoint,
         device=device,
         dtype_of=lambda name, stored: dtype,
-        build_linear=linear_builder((int8,), device),
+        build_linear=linear_builder((int8,), checkpoint.layers, device),
         progress=progress,
     )
     vae.pixel_mean = vae.pixel_mean.to(device, dtype)

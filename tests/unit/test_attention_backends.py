@@ -76,3 +76,16 @@ def test_sdpa_attends_in_both_directions() -> None:
     before = attend(q, k, v)
     v[:, :, -1] += 1
     assert not torch.equal(attend(q, k, v)[:, 0], before[:, 0])
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.bfloat16), (5, torch.float32)])
+def test_what_cudnn_cannot_do_runs_on_sdpa_and_the_route_says_so(
+    monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype
+) -> None:
+    """The text of an empty prompt is one row."""
+    monkeypatch.setattr(sdpa_cudnn.torch.cuda, "get_device_capability", lambda device: (9, 0))
+    backend = attention_backend("sdpa_cudnn")
+    q, k, v = packed_views(rows, dtype)
+    want = attention_backend("sdpa").load(CPU)(q, k, v)
+    assert torch.equal(backend.load(CUDA)(q, k, v), want)
+    assert backend.route(CUDA).endswith("(fp32: efficient, one row: flash)")

@@ -151,6 +151,13 @@ def test_the_carry_is_rounded_to_the_models_dtype(sigma: float) -> None:
     assert torch.equal(got.video, taps["v_video"])
 
 
+def test_sigma_zero_is_evaluated_at_the_smallest_sigma() -> None:
+    at_zero, _ = velocities(Shifts(), torch.tensor(0.0))
+    smallest, _ = velocities(Shifts(), torch.tensor(1e-6))
+    assert torch.isfinite(at_zero.audio).all()
+    assert torch.equal(at_zero.audio, smallest.audio)
+
+
 def test_the_model_sees_x_in_its_dtype_and_the_sampler_keeps_float32() -> None:
     built = side(denoiser(dtype="bf16"))
     x = NOISE.packed()

@@ -119,6 +119,11 @@ def inputs(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 # ---- registry and refusals
 
 
+def build(names: tuple[str, ...], weight: PackedWeight, device: torch.device = CPU) -> nn.Module:
+    """The module of a checkpoint's one quantised layer."""
+    return linear_builder(names, {weight.layer: weight.quant}, device)(weight, PLAIN)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_every_backend_is_registered_under_its_own_name_and_runs_on_the_cpu(name: str) -> None:
     backend = linear_backend(name)
@@ -129,7 +134,7 @@ def test_every_backend_is_registered_under_its_own_name_and_runs_on_the_cpu(name
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"nvfp4_dequant, nvfp4_native, .*, got 'nvfp4_fast'"):
-        linear_builder(("nvfp4_fast",), CPU)
+        linear_builder(("nvfp4_fast",), {}, CPU)
 
 
 def test_native_nvfp4_is_refused_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +142,7 @@ def test_native_nvfp4_is_refused_on_hopper(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(
         Unavailable, match=r"'nvfp4_native' .* 10\.0 \(Blackwell\), this GPU has 9\.0"
     ):
-        linear_builder(ALL, CUDA)(nvfp4_weight(32, 32), PLAIN)
+        build(ALL, nvfp4_weight(32, 32), CUDA)
 
 
 def test_native_nvfp4_is_refused_without_kitchens_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +152,7 @@ def test_native_nvfp4_is_refused_without_kitchens_kernels(monkeypatch: pytest.Mo
     with pytest.raises(
         Unavailable, match=r"comfy-kitchen's CUDA backend is not available.*CUDA 12"
     ):
-        linear_builder(ALL, CUDA)(nvfp4_weight(32, 32), PLAIN)
+        build(ALL, nvfp4_weight(32, 32), CUDA)
 
 
 @pytest.mark.parametrize(
@@ -160,19 +165,29 @@ def test_native_fp8_and_int8_are_refused_on_older_gpus(
 ) -> None:
     fake_gpu(monkeypatch, *capability)
     with pytest.raises(Unavailable, match=said):
-        linear_builder(ALL, CUDA)(weight, PLAIN)
+        build(ALL, weight, CUDA)
 
 
 def test_a_format_that_no_named_backend_runs_is_refused_by_format_and_layer() -> None:
-    build = linear_builder(("fp8_native", "int8_convrot"), CPU)
     with pytest.raises(Unavailable, match=r"none of them runs nvfp4 \(blocks\.0\.mlp\.fc1\)"):
-        build(nvfp4_weight(32, 32), PLAIN)
+        build(("fp8_native", "int8_convrot"), nvfp4_weight(32, 32))
+
+
+def test_two_backends_of_one_format_are_refused() -> None:
+    with pytest.raises(ValueError, match="nvfp4_dequant and nvfp4_native both run nvfp4 layers"):
+        linear_builder(("nvfp4_dequant", "nvfp4_native", "int8_convrot"), {}, CPU)
+
+
+def test_a_layer_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu(monkeypatch, 9, 0)
+    with pytest.raises(Unavailable, match="nvfp4_native"):
+        linear_builder(ALL, {"blocks.7.mlp.fc1": LayerQuant(format="nvfp4")}, CUDA)
 
 
 def test_each_format_goes_to_its_named_backend() -> None:
-    build = linear_builder(("nvfp4_kitchen_fallback", "fp8_native", "int8_convrot"), CPU)
-    assert type(build(nvfp4_weight(32, 32), PLAIN)) is NVFP4KitchenFallbackLinear
-    assert type(build(fp8_weight(16, 16), PLAIN)) is FP8NativeLinear
+    names = ("nvfp4_kitchen_fallback", "fp8_native", "int8_convrot")
+    assert type(build(names, nvfp4_weight(32, 32))) is NVFP4KitchenFallbackLinear
+    assert type(build(names, fp8_weight(16, 16))) is FP8NativeLinear
 
 
 @pytest.mark.parametrize(
@@ -187,7 +202,7 @@ def test_each_format_goes_to_its_named_backend() -> None:
 def test_a_layer_flagged_full_precision_is_dequantised_whatever_the_plan_names(
     weight: PackedWeight,
 ) -> None:
-    module = linear_builder(ALL, CPU)(weight, PLAIN)
+    module = build(ALL, weight)
     assert type(module) is DequantisedLinear
     x = inputs(5, weight.shape[1], BF16)
     bias = weight.tensors.get("bias")

@@ -182,16 +182,18 @@ def test_the_conditions_of_a_nearly_clean_target_move_with_it() -> None:
     assert times[video // 3] == pytest.approx(0.9995, abs=1e-7)
 
 
-def test_adaln_tables_are_laid_out_by_time_then_modality() -> None:
-    """Contract 1.12: output features are modality-major, then the six vectors, then the width."""
-    model = denoiser("full_bf16")
+@pytest.mark.parametrize("format", ["full_bf16", "pruned_bf16"])
+def test_adaln_tables_are_laid_out_by_time_then_modality(format: str) -> None:
+    """Contract 1.12: by modality, then vector, then width; SiLU in the full form only."""
+    model = denoiser(format)
     adaln = model.blocks[0].get_submodule("adaln_proj")
     t_emb = model.embed_time(torch.tensor([0.2, 0.9]))
     tables = adaln(t_emb)
     width = model.cfg.hidden
     linear = adaln.get_submodule("linear")
     assert isinstance(linear, nn.Linear)
-    flat = linear(torch.nn.functional.silu(t_emb)).reshape(2, 3, 6, width)
+    source = t_emb if format.startswith("pruned") else torch.nn.functional.silu(t_emb)
+    flat = linear(source).reshape(2, 3, 6, width)
     for vector, time, modality in itertools.product(range(6), range(2), range(3)):
         assert torch.equal(tables[vector][time * 3 + modality], flat[time, modality, vector])
 

@@ -13,7 +13,9 @@ from runtime.kernels.unavailable import Unavailable
 
 
 def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
-    if q_BHSd.dtype == torch.float32:  # cuDNN has no fp32 attention: the route string says so
+    # cuDNN has no fp32 attention and none over a single row (the text of an empty prompt): the
+    # route string says so.
+    if q_BHSd.dtype == torch.float32 or q_BHSd.shape[2] == 1:
         return sdpa.load(q_BHSd.device)(q_BHSd, k_BHSd, v_BHSd)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         out_BHSd = F.scaled_dot_product_attention(q_BHSd, k_BHSd, v_BHSd)
@@ -31,9 +33,8 @@ def load(device: torch.device) -> Attend:
 
 def route(device: torch.device) -> str:
     """Kernel and version for the run record."""
-    return (
-        f"torch {torch.__version__} SDPA cudnn {torch.backends.cudnn.version()} (fp32: efficient)"
-    )
+    version = torch.backends.cudnn.version()
+    return f"torch {torch.__version__} SDPA cudnn {version} (fp32: efficient, one row: flash)"
 
 
 BACKEND = AttentionBackend(name="sdpa_cudnn", load=load, route=route)

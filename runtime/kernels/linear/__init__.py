@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from runtime.kernels.linear.base import LinearBackend
 from runtime.kernels.linear.dequant import DequantisedLinear
 from runtime.kernels.unavailable import Unavailable
 
-__all__ = ["BACKENDS", "LinearBackend", "linear_backend", "linear_builder", "require_linears"]
+__all__ = ["BACKENDS", "LinearBackend", "linear_backend", "linear_builder"]
 
 BACKENDS = (
     "nvfp4_dequant",
@@ -32,41 +32,38 @@ def linear_backend(name: str) -> LinearBackend:
     return importlib.import_module(f"runtime.kernels.linear.{name}").BACKEND
 
 
-def require_linears(
-    names: tuple[str, ...], layers: Iterable[LayerQuant], device: torch.device
-) -> None:
-    """Raise Unavailable unless the named backends run every stored format of `layers` on device."""
-    by_format = _by_format(names)
-    for kind in sorted({q.format for q in layers if not q.full_precision}):
-        if kind not in by_format:
-            raise Unavailable(", ".join(names), f"none of them runs {kind}")
-        if reason := by_format[kind].reason(device):
-            raise Unavailable(by_format[kind].name, reason)
-
-
 def linear_builder(
-    names: tuple[str, ...], device: torch.device
+    names: tuple[str, ...], layers: Mapping[str, LayerQuant], device: torch.device
 ) -> Callable[[PackedWeight, nn.Module], nn.Module]:
     """A `build_linear` for load_into: each stored format goes to the named backend that runs it.
 
-    A layer flagged full_precision_matrix_mult is dequantised whatever the plan names (8.1).
-    ValueError for an unknown name; `build` raises Unavailable for a format that no named backend
-    runs and for a backend that this device cannot run.
+    layers: the checkpoint's, all checked here, before anything is read. A layer flagged
+    full_precision_matrix_mult is dequantised whatever is named (8.1). ValueError for an unknown
+    name and for two names that run one format; Unavailable for a format that none of them runs and
+    for a backend that this device cannot run.
     """
     by_format = _by_format(names)
-
-    def build(packed: PackedWeight, replaced: nn.Module) -> nn.Module:
-        kind = packed.quant.format
-        if packed.quant.full_precision:
-            return DequantisedLinear(packed)
-        if kind not in by_format:
-            raise Unavailable(", ".join(names), f"none of them runs {kind} ({packed.layer})")
-        if reason := by_format[kind].reason(device):
-            raise Unavailable(by_format[kind].name, reason)
-        return by_format[kind].build(packed)
-
-    return build
+    builds: dict[str, Callable[[PackedWeight], nn.Module]] = {}
+    for layer, quant in layers.items():
+        if quant.full_precision:
+            builds[layer] = DequantisedLinear
+            continue
+        backend = by_format.get(quant.format)
+        if backend is None:
+            raise Unavailable(", ".join(names), f"none of them runs {quant.format} ({layer})")
+        if reason := backend.reason(device):
+            raise Unavailable(backend.name, reason)
+        builds[layer] = backend.build
+    return lambda packed, replaced: builds[packed.layer](packed)
 
 
 def _by_format(names: tuple[str, ...]) -> dict[str, LinearBackend]:
-    return {f: backend for backend in map(linear_backend, names) for f in backend.formats}
+    found: dict[str, LinearBackend] = {}
+    for backend in map(linear_backend, names):
+        for stored in backend.formats:
+            other = found.setdefault(stored, backend)
+            if other is not backend:
+                raise ValueError(
+                    f"{other.name} and {backend.name} both run {stored} layers; name one of them"
+                )
+    return found
