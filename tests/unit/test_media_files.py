@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from media_clips import (
+from PIL import Image
+from safetensors import safe_open
+
+from runtime.media.files import atomic_file, content_hash, write_json_atomic
+from runtime.media.probe import probe
+from runtime.media.references import LoadOptions, load_reference
+from runtime.media.tensors import write_safetensors_atomic
+from runtime.messages import Reference
+from tests.unit.media_clips import (
     QUARTER_TURNS,
     grey,
     patch_matrix,
@@ -21,14 +29,6 @@ from media_clips import (
     write_hdr,
     write_wav,
 )
-from PIL import Image
-from safetensors import safe_open
-
-from runtime.media.files import atomic_file, content_hash, write_json_atomic
-from runtime.media.probe import probe
-from runtime.media.references import LoadOptions, load_reference
-from runtime.media.tensors import write_safetensors_atomic
-from runtime.messages import Reference
 
 
 def test_content_hash_is_sha256_of_the_bytes(tmp_path: Path) -> None:

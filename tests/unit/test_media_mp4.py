@@ -14,13 +14,13 @@ import av
 import numpy as np
 import pytest
 import torch
-from media_clips import level, peak_hertz, tone
 
 from runtime.cancel import Cancelled
 from runtime.media.files import DiskFullError
 from runtime.media.mp4 import Mp4Options, read_run_metadata, write_mp4
 from runtime.media.sounds import load_sound
 from runtime.media.videos import load_video
+from tests.unit.media_clips import level, peak_hertz, tone
 
 RATE = 32_000
 

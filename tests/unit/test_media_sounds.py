@@ -7,7 +7,9 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from media_clips import (
+
+from runtime.media.sounds import find_sound, load_sound
+from tests.unit.media_clips import (
     grey,
     level,
     peak_hertz,
@@ -16,8 +18,6 @@ from media_clips import (
     write_float_wav,
     write_wav,
 )
-
-from runtime.media.sounds import find_sound, load_sound
 
 
 def test_mono_stays_mono_at_full_level(tmp_path: Path) -> None:

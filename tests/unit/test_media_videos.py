@@ -9,7 +9,18 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from media_clips import (
+
+from runtime.media.colour import (
+    PEAK_NITS,
+    WHITE_NITS,
+    hlg_display_light,
+    hlg_scene_light,
+    pq_nits,
+    tone_curve,
+)
+from runtime.media.images import BACKGROUND
+from runtime.media.videos import load_video
+from tests.unit.media_clips import (
     HEIGHT,
     QUARTER_TURNS,
     WIDTH,
@@ -22,17 +33,6 @@ from media_clips import (
     write_hdr,
     write_wav,
 )
-
-from runtime.media.colour import (
-    PEAK_NITS,
-    WHITE_NITS,
-    hlg_display_light,
-    hlg_scene_light,
-    pq_nits,
-    tone_curve,
-)
-from runtime.media.images import BACKGROUND
-from runtime.media.videos import load_video
 
 
 def searchsorted_rule(times: np.ndarray, end: float, fps: int = 24) -> list[int]:
