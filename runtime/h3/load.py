@@ -11,7 +11,7 @@ from runtime.checkpoints.base import Checkpoint
 from runtime.checkpoints.load import LoadReport, load_into
 from runtime.h3.config import H3Config
 from runtime.h3.model import FP32_ISLANDS, H3Model
-from runtime.kernels.attention import attention_backend
+from runtime.kernels.attention import load_attention
 from runtime.kernels.fused import load_rms_rope
 from runtime.kernels.linear import linear_builder
 from runtime.messages import Plan
@@ -32,7 +32,7 @@ def load_denoiser(
     """
     cfg = H3Config.from_checkpoint(checkpoint)
     compute = DTYPES[plan.dtype]
-    attend = attention_backend(plan.attention).load(device)
+    attend = load_attention(plan.attention, device, compute)
     rms_rope = load_rms_rope(plan.rms_rope, device)
     backends = (plan.nvfp4, plan.fp8, plan.int8)
     build_linear = linear_builder(backends, checkpoint.layers, device)

@@ -41,7 +41,7 @@ from runtime.h3.sizes import SAMPLE_RATE, audio_latents_of_frames, latent_frames
 from runtime.h3.text import TextEncoder
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
-from runtime.kernels.attention import attention_backend
+from runtime.kernels.attention import attention_backend, load_attention
 from runtime.kernels.linear import linear_backend
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
@@ -92,7 +92,7 @@ class Pipeline:
         text = open_checkpoint(files.text_encoder, "text_encoder")
         video = open_checkpoint(files.video_vae, "video_vae")
         audio = open_checkpoint(files.audio_vae, "audio_vae")
-        attend = attention_backend(plan.attention).load(self.device)
+        attend = load_attention(plan.attention, self.device, DTYPES[plan.video_vae_dtype])
         self.tokenizer = Tokenizer(files.tokenizer)
         self.mode = mode_of(read_header(files.dit))
         self.dit_layers = dit.layers

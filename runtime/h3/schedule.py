@@ -18,8 +18,8 @@ def flow_shift(shift: float, t: Tensor) -> Tensor:
 
 
 def sigma_table(shift: float) -> Tensor:
-    """The 1000-entry fp32 table, ascending; the k/1000*1000/1000 round trip is part of its bits."""
-    return _sigma(shift, torch.arange(1, SIGMA_STEPS + 1, dtype=torch.float32) / 1000 * 1000)
+    """The 1000-entry fp32 table, ascending (2.3; k/1000*1000/1000 is k/1000 for all of these)."""
+    return _sigma(shift, torch.arange(1, SIGMA_STEPS + 1, dtype=torch.float32))
 
 
 def sigmas_for(scheduler: str, steps: int, shift: float, denoise: float = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention import BACKENDS, attention_backend, sdpa_cudnn
+from runtime.kernels.attention import BACKENDS, attention_backend, load_attention, sdpa_cudnn
 from runtime.kernels.unavailable import Unavailable
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -89,3 +89,11 @@ def test_what_cudnn_cannot_do_runs_on_sdpa_and_the_route_says_so(
     want = attention_backend("sdpa").load(CPU)(q, k, v)
     assert torch.equal(backend.load(CUDA)(q, k, v), want)
     assert backend.route(CUDA).endswith("(fp32: efficient, one row: flash)")
+
+
+def test_a_dtype_that_a_backend_cannot_compute_is_refused_at_load() -> None:
+    said = r"'sage2' cannot run here: it computes bfloat16 and float16 only, .* torch\.float32"
+    with pytest.raises(Unavailable, match=said):
+        load_attention("sage2", CUDA, torch.float32)
+    with pytest.raises(Unavailable, match="needs a CUDA device"):
+        load_attention("sage2", CPU, torch.float16)

@@ -151,6 +151,19 @@ def test_the_carry_is_rounded_to_the_models_dtype(sigma: float) -> None:
     assert torch.equal(got.video, taps["v_video"])
 
 
+def test_sigma_goes_through_a_thousand_and_back_as_a_timestep() -> None:
+    """Trap 2: the detour moves one sigma of the simple schedule's 20 by an ulp."""
+    sigmas = sigmas_for("simple", 20, 12.0)
+    (moved,) = (s for s in sigmas if not torch.equal(s * 1000 / 1000, s))
+    after = moved * 1000 / 1000
+    assert torch.equal(after * 1000 / 1000, after)
+    built = side(denoiser("full_bf16"))
+    with torch.inference_mode():
+        assert torch.equal(
+            built.velocity(NOISE, moved).packed(), built.velocity(NOISE, after).packed()
+        )
+
+
 def test_sigma_zero_is_evaluated_at_the_smallest_sigma() -> None:
     at_zero, _ = velocities(Shifts(), torch.tensor(0.0))
     smallest, _ = velocities(Shifts(), torch.tensor(1e-6))

@@ -23,6 +23,7 @@ from runtime.clock import DENOISE, MUX, TEXT_ENCODE, VIDEO_VAE_DECODE, StageCloc
 from runtime.h3 import pipeline as module
 from runtime.h3.pipeline import Pipeline, load
 from runtime.h3.text import TextEncoder
+from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Event, Note, Progress, Ref2VARequest, Reference, Result
 from tests.denoiser_parts import FILES, demo_plan
 
@@ -338,3 +339,11 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="torch sees no CUDA device"):
         load(demo_plan(device="cuda"), progress=lambda part, done, total: None)
+
+
+def test_an_attention_that_the_vae_cannot_use_is_refused_before_anything_is_loaded() -> None:
+    seen: list[str] = []
+    plan = demo_plan(attention="sage2", video_vae_dtype="fp32", dtype="bf16")
+    with pytest.raises(Unavailable, match="bfloat16 and float16 only"):
+        load(plan, progress=lambda part, done, total: seen.append(part))
+    assert not seen

@@ -152,6 +152,11 @@ def test_the_table_is_the_shifted_thousandths() -> None:
     assert (table[1:] > table[:-1]).all()
 
 
+def test_the_table_needs_no_round_trip_through_a_thousand() -> None:
+    k = torch.arange(1, 1001, dtype=torch.float32)
+    assert torch.equal(k / 1000 * 1000 / 1000, k / 1000)
+
+
 def test_the_audio_scale_is_the_ratio_of_the_shifts() -> None:
     assert Shifts().audio_scale == 4.0
     assert Shifts(video=7.0, audio=2.0).audio_scale == 3.5

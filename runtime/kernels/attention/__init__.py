@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 
-from runtime.kernels.attention.base import Attend, AttentionBackend
+import torch
 
-__all__ = ["BACKENDS", "Attend", "AttentionBackend", "attention_backend"]
+from runtime.kernels.attention.base import Attend, AttentionBackend
+from runtime.kernels.unavailable import Unavailable
+
+__all__ = ["BACKENDS", "Attend", "AttentionBackend", "attention_backend", "load_attention"]
 
 BACKENDS = ("sdpa", "sdpa_cudnn", "sage2")
 
@@ -16,3 +19,16 @@ def attention_backend(name: str) -> AttentionBackend:
     if name not in BACKENDS:
         raise ValueError(f"attention must be one of {', '.join(BACKENDS)}, got {name!r}")
     return importlib.import_module(f"runtime.kernels.attention.{name}").BACKEND
+
+
+def load_attention(name: str, device: torch.device, dtype: torch.dtype) -> Attend:
+    """The named backend for q, k and v of `dtype`.
+
+    Unavailable, with the reason, here and not when the first such tensor arrives after minutes.
+    ValueError lists the known names.
+    """
+    backend = attention_backend(name)
+    if dtype not in backend.dtypes:
+        known = " and ".join(str(d).removeprefix("torch.") for d in backend.dtypes)
+        raise Unavailable(name, f"it computes {known} only, a model of this plan runs in {dtype}")
+    return backend.load(device)

@@ -20,3 +20,4 @@ class AttentionBackend:
     name: str
     load: Callable[[torch.device], Attend]
     route: Callable[[torch.device], str]  # the kernel that will run, with its version
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)  # of q, k, v

@@ -19,6 +19,7 @@ from runtime.kernels.unavailable import Unavailable
 NAME = "sage2"
 LEAST_VERSION = (2, 2)
 HEAD_DIMS = (64, 128)
+DTYPES = (torch.bfloat16, torch.float16)
 INT32_ELEMENTS = 2**31  # its kernels address q, k and v with 32-bit element offsets
 # compute capability -> the kernel `sageattn` picks there; others raise inside the package
 ROUTES = {
@@ -46,7 +47,7 @@ def attend_with(module: ModuleType) -> Attend:
 
 
 def _check(q_BHSd: Tensor) -> None:
-    if q_BHSd.dtype not in (torch.bfloat16, torch.float16):
+    if q_BHSd.dtype not in DTYPES:
         raise Unavailable(NAME, f"it computes bf16 and fp16 only, got {q_BHSd.dtype}")
     _, heads, rows, dim = q_BHSd.shape
     if dim not in HEAD_DIMS:
@@ -90,4 +91,4 @@ def route(device: torch.device) -> str:
     return f"sageattention {version} {ROUTES[torch.cuda.get_device_capability(device)]}"
 
 
-BACKEND = AttentionBackend(name=NAME, load=load, route=route)
+BACKEND = AttentionBackend(name=NAME, load=load, route=route, dtypes=DTYPES)
