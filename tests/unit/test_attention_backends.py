@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention import BACKENDS, attention_backend, load_attention, sdpa_cudnn
+from runtime.kernels.attention import BACKENDS, attention_backend, load_attention
 from runtime.kernels.unavailable import Unavailable
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -49,7 +49,7 @@ def test_cudnn_attention_refuses_the_cpu_with_the_reason() -> None:
 
 
 def test_cudnn_attention_refuses_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa_cudnn.torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(Unavailable, match=r"8\.0 or newer"):
         attention_backend("sdpa_cudnn").load(CUDA)
 
@@ -83,7 +83,7 @@ def test_what_cudnn_cannot_do_runs_on_sdpa_and_the_route_says_so(
     monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype
 ) -> None:
     """The text of an empty prompt is one row."""
-    monkeypatch.setattr(sdpa_cudnn.torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     backend = attention_backend("sdpa_cudnn")
     q, k, v = packed_views(rows, dtype)
     want = attention_backend("sdpa").load(CPU)(q, k, v)

@@ -9,6 +9,7 @@ import comfy_kitchen as ck
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,9 +48,7 @@ def scale_byte(row: int, block: int, tiles: int) -> int:
     return tile * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + block % 4
 
 
-def nvfp4_values(
-    weight_u8: Tensor, scales: Tensor, rows: int, columns: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def nvfp4_values(weight_u8: Tensor, scales: Tensor, rows: int, columns: int) -> NDArray[np.float64]:
     """Codes times block scales in float64, every byte looked up on its own."""
     tiles = math.ceil(columns / 16 / 4)
     stored = scales.contiguous().view(torch.uint8).flatten()
@@ -239,7 +238,7 @@ def test_scales_stand_where_the_contract_says_across_tiles(rows: int, columns: i
     assert np.array_equal(dequantise(unscaled, torch.float32).double().numpy(), want)
 
 
-def literal_quantise(x: Tensor, scale: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def literal_quantise(x: Tensor, scale: Tensor) -> NDArray[np.float64]:
     """x over the per-tensor scale, rounded: block scales to e4m3, values to e2m1, ties to even."""
     out = np.zeros(tuple(x.shape))
     for row, first in itertools.product(range(x.shape[0]), range(0, x.shape[1], 16)):
@@ -274,9 +273,9 @@ def test_native_nvfp4_on_the_cpu_is_the_float64_product_of_both_quantised_operan
 def test_native_nvfp4_rounds_once_after_the_bias() -> None:
     weight = nvfp4_weight(48, 64)
     x = inputs(16, 64, BF16)
-    fixed = {"input_scale": activation_scale(x, None)}  # the same codes for both widths
-    narrow = NVFP4NativeLinear(nvfp4_weight(48, 64, **fixed))(x)
-    wide = NVFP4NativeLinear(nvfp4_weight(48, 64, bias=False, **fixed))(x.float())
+    scale = activation_scale(x, None)  # the same codes for both widths
+    narrow = NVFP4NativeLinear(nvfp4_weight(48, 64, input_scale=scale))(x)
+    wide = NVFP4NativeLinear(nvfp4_weight(48, 64, bias=False, input_scale=scale))(x.float())
     bias = weight.tensors["bias"].to(BF16).float()
     assert torch.equal(narrow, (wide + bias).to(BF16))
     assert not torch.equal(narrow, (wide.to(BF16) + bias.to(BF16)))

@@ -243,7 +243,7 @@ def random_request(seed: int) -> tuple[PackedLayout, dict[str, int]]:
     references = []
     for kind in rng.choices(("image", "audio", "video", "video_audio"), k=rng.randint(0, 5)):
         block = BlockShape(
-            kind=kind,  # type: ignore[arg-type]  # one of the four literals
+            kind=kind,
             latent_t=rng.randint(2, 7) if "video" in kind else 1,
             latent_h=0 if kind == "audio" else rng.randint(1, 9),
             latent_w=0 if kind == "audio" else rng.randint(1, 9),
