@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ LoadProgress = Callable[[str, int, int], None]
 
 
 def load(plan: Plan, *, progress: LoadProgress) -> Pipeline:
-    """Open and check every file, then load what stays resident; errors come before any reading."""
+    """Open every file, then load what stays resident; each is checked whole before it is read."""
     return Pipeline(plan, progress)
 
 
@@ -255,7 +256,7 @@ class Pipeline:
             )
 
         positive = build(inputs)
-        if request.cfg == 1.0:
+        if math.isclose(request.cfg, 1.0):  # as ComfyUI decides it (contract 3.5)
             return positive, None
         other = negative_inputs(
             inputs, request.negative_prompt, references=request.negative_references
@@ -401,6 +402,7 @@ class Pipeline:
             ),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "cuda": str(torch.version.cuda),
+            "driver": _driver() if device.type == "cuda" else "none",
             "threads": str(torch.get_num_threads()),
             "dtype": plan.dtype,
             "island rounding": plan.island_rounding,
@@ -448,3 +450,9 @@ def _fits(x: Tensor, shape: tuple[int, ...]) -> bool:
     return x.dim() == len(shape) and all(
         got == want if want else got > 0 for got, want in zip(x.shape, shape, strict=True)
     )
+
+
+def _driver() -> str:
+    """The NVIDIA driver's own line; the runtime asks no NVML (the console does)."""
+    version = Path("/proc/driver/nvidia/version")
+    return version.read_text().splitlines()[0] if version.is_file() else "not reported"

