@@ -47,9 +47,10 @@ def chromium() -> Iterator[webdriver.Chrome]:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
-        pytest.fail(
-            "the page tests need chromium and chromedriver: apt-get install chromium-driver"
-        )
+        missing = "the page tests need chromium and chromedriver: apt-get install chromium-driver"
+        if "CI" in os.environ:  # .ci/run installs them: there a missing browser is a fault
+            pytest.fail(missing)
+        pytest.skip(missing)
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
