@@ -61,18 +61,23 @@ def pin() -> str:
 
 def _patch(path: Path) -> str:
     library = ctypes.CDLL(str(path))
-    offset = _local_symbol(path, _CACHE_SIZE)
-    if offset is None or not hasattr(library, "mkl_serv_cpuiszen"):
-        return f"unpinned: {path.name} of this torch build has no MKL or no symbol table"
+    if not hasattr(library, "mkl_serv_cpuiszen"):
+        return f"unpinned: {path.name} of this torch build has no MKL"
     answers = {
         _address(library, "mkl_serv_intel_cpu_true"): _returning(0),
         _address(library, "mkl_serv_intel_cpu"): _returning(0),
         _address(library, "mkl_serv_cpuiszen"): _returning(1),
-        _base(path) + offset: _by_level(_L1, _L2, _L3),
     }
+    offset = _local_symbol(path, _CACHE_SIZE)
+    if offset is not None:
+        answers[_base(path) + offset] = _by_level(_L1, _L2, _L3)
     for address, code in answers.items():
         if not _overwrite(address, code):
             return "unpinned: this system does not let a process change its own code"
+    if offset is None:
+        return (
+            f"unpinned: oneDNN's L2 answer only ({path.name} has no symbol table), audio may differ"
+        )
     return "pinned"
 
 
