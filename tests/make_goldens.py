@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 LATER_BLOCKS = r"mod/pos/blocks\.[12]\.(?!out).+"  # block 0 keeps its modules
 ATTENTION = rf"{LATER_BLOCKS}|mod/pos/blocks\.0\.attn\.[qkv]"
+NARROW = rf"{ATTENTION}|mod/pos/blocks\.0\.(attn\.qkv_proj\.out|attn\.out_proj\.in|mlp\..+)"
 CASES: dict[str, str] = {  # case -> names that are dropped
     "ref2va_1img_22f_res_beta_12_s440202_bf16": r"step_(0[3-9]|10)/.+|decode/audio|final_x0/.+",
     "ref2va_mix_all_22f_bf16": r"mod/.+|step_0[23]/.+",
@@ -26,8 +27,8 @@ CASES: dict[str, str] = {  # case -> names that are dropped
     "ref2va_1img_22f_cfg3_refneg_euler": r"step_0[12]/.+|final_x0/.+",
     "t2va_22f_img2img_denoise05": r"step_0[12]/.+",
     "t2va_22f_shift_7_2": r"step_0[123]/.+",
-    "unit_pruned_fp32": rf"{ATTENTION}|mod/pos/blocks\.0\.(attn\.qkv_proj|mlp\.fc1)\.out",
-    "unit_pruned_bf16": rf"{ATTENTION}|mod/pos/blocks\.0\.(attn\.qkv_proj|mlp\.fc1)\.out",
+    "unit_pruned_fp32": NARROW,
+    "unit_pruned_bf16": NARROW,
     "unit_nvfp4_mixed_dequant_bf16": r"mod/pos/blocks\..+\..+\..+",
     "unit_nvfp4_mixed_native_bf16": ATTENTION,
     "unit_int8_convrot_bf16": rf"{ATTENTION}|mod/pos/blocks\.0\.attn\.qkv_proj\.out",
@@ -37,13 +38,13 @@ CASES: dict[str, str] = {  # case -> names that are dropped
     "vae_decode_tlat9_32x48": r"clip_0/.+",
     "vae_decode_5f_288x32_tiled": "",
     "vae_decode_5f_64x64_modules_fp16": r"mod/block_[12].*",
-    "vae_decode_22f_32x32_int8": r"mod/block_1.*",
+    "vae_decode_22f_32x32_int8": r"mod/block_[12].*",
     "vae_encode_odd_tiled": r"(in|out)/2/.+",
     "vae_encode_small": r"mod/(conv_in|down_[01].*)|(in|out)/[245]/.+",
     "audio_vae_decode": r"out/latent_0/.+_loud|mod/decoder\.(ups\.[2-6]|act).*|(in|out)/latent_1.*",
     "audio_vae_round_trip": r"mod/encoder\.block\.[0-3]|(in|out)/[134]/.+",
     "schedules": "",
-    "quant_primitives": r"2/.+|1/.+/dequant_fp32",
+    "quant_primitives": r"2/.+|1/.+/dequant_.+",
     "layout_real_sizes": r"layout_0/(rows|position_ids|rope_angles_every_7th)",
 }
 
