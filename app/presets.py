@@ -22,9 +22,19 @@ def names(kind: Kind) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (FOLDER / kind).glob("*.toml")))
 
 
+def user_path(text: str | Path) -> Path:
+    """A path as typed, with its ~ replaced; ValueError for one that leads nowhere."""
+    try:
+        path = Path(text).expanduser()
+        path.resolve()
+    except RuntimeError as error:  # the home of a user that does not exist, a loop of links
+        raise ValueError(f"{text} leads nowhere ({error}); check the path") from error
+    return path
+
+
 def find(kind: Kind, name: str) -> Path:
     """The file of a preset name or of a path; ValueError lists the names."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.suffix == ".toml" or path.parent != Path("."):
         if not path.is_file():
             raise ValueError(f"{path} does not exist; give a TOML file or one of {_list(kind)}")
@@ -131,7 +141,7 @@ def _typed(value: Any, annotation: str, what: str, folder: Path) -> Any:
     if annotation.startswith("Path"):
         if not isinstance(value, str) or not value:
             raise ValueError(f"{what} must be a path in quotes, got {value!r}")
-        return (folder / Path(value).expanduser()).resolve()
+        return user_path(folder / user_path(value)).resolve()
     if annotation.startswith("tuple[int"):
         if not isinstance(value, list) or [type(x) for x in value] != [int, int, int]:
             raise ValueError(f"{what} must be three whole numbers like [0, 1, 2], got {value!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app import presets
-from runtime.media.files import write_bytes_atomic, write_json_atomic
+from runtime.media.files import remove_parts, write_bytes_atomic, write_json_atomic
 from runtime.messages import Event, Failure, Note, Plan, Ready, Ref2VARequest, Result, StageTime
 
 FOLDER = Path(__file__).parents[1] / "runs"
@@ -34,10 +34,12 @@ class Run:
 
     def __init__(self, folder: Path, request: Ref2VARequest, plan: Plan) -> None:
         """Makes the folder; ValueError if it already holds a run."""
-        if (folder / "request.toml").exists():
-            raise ValueError(f"{folder} already holds a run; give another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomic(folder / "request.toml", presets.dump_request(request).encode())
+        try:  # "x": of two runs that start at once, one gets the folder
+            with (folder / "request.toml").open("x", encoding="utf-8") as file:
+                file.write(presets.dump_request(request))
+        except FileExistsError as error:
+            raise ValueError(f"{folder} already holds a run; give another folder") from error
         write_bytes_atomic(folder / "plan.toml", presets.dump_plan(plan).encode())
         self.folder = folder
         self.request = request
@@ -58,6 +60,8 @@ class Run:
 
     def finish(self, last: Result | Failure, ready: Ready | None, state: State) -> None:
         """Writes run.json: the request, the resolved plan, every note, all times, how it ended."""
+        if isinstance(last, Failure):
+            remove_parts(self.folder)  # of a rank that was killed; nobody else writes here
         stages = last.stages if isinstance(last, Result) else tuple(self._stages)
         record = {
             "id": self.request.id,

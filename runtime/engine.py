@@ -42,7 +42,9 @@ def _die_with_parent(parent: int) -> None:
 def _rank_main(
     plan: Plan, families: Mapping[str, str], rank: int, world: int, pipe: Connection, parent: int
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as Cancel, from the console
+    # Ctrl-C and the SIGTERM of a service manager reach us as Cancel, from the console.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with_parent(parent)
     from runtime.worker import Worker  # torch starts here, in the child

@@ -65,6 +65,9 @@ class Ref2VARequest:
     ref_image_size: str = "match"
 
     def __post_init__(self) -> None:
+        for field in ("prompt", "negative_prompt"):
+            if any("\ud800" <= character <= "\udfff" for character in getattr(self, field)):
+                raise ValueError(f"{field} is not valid UTF-8 text; type it again")
         if self.width % SIZE_MULTIPLE or self.height % SIZE_MULTIPLE:
             raise ValueError(
                 f"width and height must be multiples of {SIZE_MULTIPLE}, "
@@ -80,6 +83,8 @@ class Ref2VARequest:
             )
         if not 1 <= self.steps <= 1000:
             raise ValueError(f"steps must be 1 to 1000, got {self.steps}")
+        if not -1000 <= self.cfg <= 1000:  # also NaN
+            raise ValueError(f"cfg must be -1000 to 1000, got {self.cfg}")
         if self.sampler not in SAMPLERS:
             raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
         if self.scheduler not in SCHEDULERS:
@@ -159,6 +164,10 @@ class Plan:
                     f"plan field {field} must be one of {', '.join(values)}, "
                     f"got {getattr(self, field)!r}"
                 )
+        if not 0 <= self.threads <= 4096:
+            raise ValueError(
+                f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from app import preflight, presets
 from app.cli import watch
 from app.cli.progress import Bar
 from runtime.engine import Engine
+from runtime.media.files import remove_parts
 from runtime.messages import Event, Failure, Result
 
 
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks, loads, decodes; exit status 0 ok, 1 failed, 2 bad input, 130 cancelled."""
-    latents, out = args.latents.expanduser().absolute(), args.out.expanduser().absolute()
+    latents, out = (presets.user_path(path).absolute() for path in (args.latents, args.out))
     if not latents.is_file():
         raise ValueError(f"{args.latents} does not exist; give a latents.safetensors of a run")
     if out.suffix != ".mp4":
@@ -37,8 +38,12 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(ready, Failure):
             last = ready
         else:
+            pids = engine.pids
             events = engine.decode("decode", latents, out=out)
             last = watch.follow(engine, "decode", events, bar, _ignore)
+            if isinstance(last, Failure):
+                for pid in pids:  # of a rank that was killed
+                    remove_parts(out.parent, pid)
     status = watch.status("decode", last)
     print(json.dumps({"ok": status == watch.OK, "video": str(out) if status == watch.OK else None}))
     return status

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Checks, loads, generates; exit status 0 ok, 1 failed, 2 bad input, 130 cancelled."""
     plan = presets.load_plan(presets.find("plans", args.plan))
     request = _request(args)
-    folder = (args.out or runs.FOLDER / request.id).expanduser().absolute()
+    folder = presets.user_path(args.out or runs.FOLDER / request.id).absolute()
     preflight.check(request, plan, folder, media=not args.no_media)
     record = Run(folder, request, plan)
     try:
@@ -159,7 +159,7 @@ def _reference(given: _Given) -> Reference:
 
 
 def _local(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    return presets.user_path(text).absolute()
 
 
 def _state(last: Result | Failure) -> State:

@@ -17,13 +17,18 @@ OK, FAILED, BAD_INPUT, CANCELLED = 0, 1, 2, 130
 
 
 def load(engine: Engine, bar: Bar) -> Ready | Failure:
-    """Starts the engine; Ctrl-C while it loads raises KeyboardInterrupt."""
-    for event in engine.start():
-        if isinstance(event, Progress):
-            bar.draw(event)
-        if isinstance(event, Ready | Failure):
-            bar.close()
-            return event
+    """Starts the engine; Ctrl-C or SIGTERM while it loads kills it: a cancelled Failure."""
+    try:
+        for event in engine.start():
+            if isinstance(event, Progress):
+                bar.draw(event)
+            if isinstance(event, Ready | Failure):
+                bar.close()
+                return event
+    except KeyboardInterrupt:
+        engine.kill()
+        bar.close()
+        return Failure(request_id="", stage="load", reason="cancelled", cancelled=True)
     raise AssertionError("the last event of a start is Ready or Failure")
 
 
@@ -34,7 +39,10 @@ def follow(
     bar: Bar,
     add: Callable[[Event], None],
 ) -> Result | Failure:
-    """Shows the events of one request; the first Ctrl-C cancels it, the second kills the engine."""
+    """Shows the events of one request; the first Ctrl-C cancels it, the second kills the engine.
+
+    SIGTERM counts as Ctrl-C.
+    """
     with _interrupts(engine, request_id, bar):
         for event in events:
             add(event)
@@ -73,8 +81,11 @@ def _interrupts(engine: Engine, request_id: str, bar: Bar) -> Iterator[None]:
         if count == 1:
             bar.say("cancelling after this step; press Ctrl-C again to kill the engine")
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -129,14 +130,15 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise CheckpointError(f"{path} names {twice!r} twice in its header")
         return found
 
     try:
         entries = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise CheckpointError(
             f"{path} is not a safetensors file: bad header JSON: {error}"
         ) from error
@@ -152,13 +154,15 @@ def _metadata(path: Path, found: Any) -> dict[str, str]:
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    if not name.isprintable():
+        raise CheckpointError(f"{path}: the tensor name {name!a} has characters that do not print")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(
             f"{path}: the header entry of {name} must have dtype, shape and data_offsets, "
             f"got {entry!s:.80}"
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in BITS:
+    if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(f"{path}: {name} has the unknown dtype {dtype!r}")
     if not _counts(shape):
         raise CheckpointError(f"{path}: {name} has the odd shape {shape!r}")
@@ -179,7 +183,7 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
 
 
 def _counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in values)
 
 
 def _check_ranges(

@@ -43,7 +43,7 @@ def load_into(
     parameter and persistent buffer becomes tensor(name).to(dtype_of(name, stored dtype)).
     `ignore`: tensor names of the file that are left unread. `progress`(bytes done, bytes in all).
     Raises CheckpointError before anything is read when tensors are missing, left over or of a wrong
-    shape (contract 1.3, 1.4, 8).
+    shape (contract 1.3, 1.4, 8), and for a tensor that holds NaN or infinity.
     """
     began = time.perf_counter()
     names = [name for name in checkpoint.names() if name not in ignore]
@@ -54,11 +54,15 @@ def load_into(
     for unit in _units(names, by_layer):
         if unit in by_layer:
             packed = checkpoint.packed(unit, device)
+            for suffix, tensor in packed.tensors.items():
+                _check_finite(f"{unit}.{suffix}", tensor)
             module.set_submodule(unit, build_linear(packed, module.get_submodule(unit)))
             done += sum(_nbytes(checkpoint, name) for name in by_layer[unit])
         else:
             dtype = dtype_of(unit, checkpoint.dtype(unit))
-            _assign(module, unit, checkpoint.tensor(unit, device).to(dtype))
+            tensor = checkpoint.tensor(unit, device).to(dtype)
+            _check_finite(unit, tensor)
+            _assign(module, unit, tensor)
             done += _nbytes(checkpoint, unit)
         if progress is not None:
             progress(done, total)
@@ -106,6 +110,25 @@ def _check(module: nn.Module, checkpoint: Checkpoint, names: list[str]) -> None:
             raise CheckpointError(
                 f"{name} has shape {list(got)} in the checkpoint, the model wants {list(shape)}"
             )
+        if not packed and not checkpoint.dtype(name).is_floating_point:
+            raise CheckpointError(
+                f"{name} is {checkpoint.dtype(name)} in the checkpoint, without a marker that says "
+                f"how it is quantised; it must be a floating-point tensor"
+            )
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    """One reduction without a copy; FP8 is left out, since torch has no reduction of it."""
+    if tensor.is_meta or not tensor.is_floating_point() or tensor.itemsize == 1:
+        return
+    if not tensor.numel():
+        return
+    low, high = torch.aminmax(tensor)
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        raise CheckpointError(
+            f"{name} holds NaN or infinity as {str(tensor.dtype).removeprefix('torch.')}; "
+            f"the file is damaged, or its values do not fit that type"
+        )
 
 
 def _logical(checkpoint: Checkpoint, layer: str) -> tuple[int, ...]:

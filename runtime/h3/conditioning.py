@@ -40,6 +40,7 @@ from runtime.h3.text import (
 )
 from runtime.h3.tokenizer import Tokenizer
 from runtime.messages import SIZE_MULTIPLE
+from runtime.nonfinite import require_finite
 
 TEXT_STAGE = "text encode"
 REFERENCE_STAGE = "reference encode"
@@ -251,7 +252,9 @@ class _Encode:
         def compute() -> TextContext:
             made = tuple(make() for _, make in items)
             tokens = presentation_tokens(made, self.inputs.prompt, self.encoders.tokenizer)
-            return _without_pictures(self.encoders.text().encode(tokens, cancelled=self.cancelled))
+            found = self.encoders.text().encode(tokens, cancelled=self.cancelled)
+            require_finite(found.context, stage=TEXT_STAGE, tensor="the context")
+            return _without_pictures(found)
 
         return self.cache.recall(key, compute, _context_bytes)
 

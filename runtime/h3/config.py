@@ -9,6 +9,7 @@ from runtime.checkpoints.base import Checkpoint, CheckpointError
 NORM_EPS = 1e-5  # norm, q/k norm and final norm alike
 FREQUENCY_DIM = 256  # time embedding of the full form
 PATCH = 2
+_VECTORS = ("blocks.0.attn.q_norm.weight", "rope.inv_freq")
 NUM_MODALITIES = 3  # AdaLN rows per timestep: 0 video, 1 text, 2 audio
 
 
@@ -50,7 +51,16 @@ class H3Config:
         for needed in ("video_patch_proj.weight", "audio_patch_proj.weight"):
             if needed not in names:
                 raise CheckpointError(f"not an H3 denoiser: it has no {needed}")
-        shape = checkpoint.shape
+
+        def shape(name: str) -> tuple[int, ...]:
+            sizes = checkpoint.shape(name)
+            if 0 in sizes or len(sizes) != (1 if name in _VECTORS else 2):
+                raise CheckpointError(
+                    f"{name} has shape {list(sizes)}; it must be a "
+                    f"{'vector' if name in _VECTORS else 'matrix'} that is not empty"
+                )
+            return sizes
+
         head_dim = shape("blocks.0.attn.q_norm.weight")[0]
         if "adaln_t_table" in names:
             curve_grid, time_dim = shape("adaln_t_table")

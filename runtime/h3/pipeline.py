@@ -8,8 +8,8 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from runtime.cancel import Cancelled
 from runtime.checkpoints import open_checkpoint
-from runtime.checkpoints.header import read_header
+from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.checkpoints.load import LoadReport, load_into
 from runtime.checkpoints.modes import mode_of
 from runtime.clock import AUDIO_VAE_DECODE, DENOISE, MUX, VIDEO_VAE_DECODE, StageClock
@@ -36,7 +36,7 @@ from runtime.h3.conditioning import (
 from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
 from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.packing import TargetShape
-from runtime.h3.references import ReferenceMedia, to_canvas
+from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.schedule import sigmas_for
 from runtime.h3.sizes import SAMPLE_RATE, audio_latents_of_frames, latent_frames
 from runtime.h3.text import TextEncoder
@@ -49,6 +49,7 @@ from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import Event, Note, Plan, Progress, Ref2VARequest, Reference, Result
 
 PIXELS_PER_LATENT = 16
+_REQUEST_KEY = "h3_request"  # in the metadata of a latents file
 CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
 
 LoadProgress = Callable[[str, int, int], None]
@@ -67,8 +68,10 @@ class _Job:
     emit: Callable[[Event], None]
     cancelled: Callable[[], bool]
     clock: StageClock
+    notes: list[str] = field(default_factory=list)  # so far; the mp4 carries them too
 
     def note(self, text: str, *, warning: bool = False) -> None:
+        self.notes.append(text)
         self.emit(Note(request_id=self.id, text=text, warning=warning))
 
     def progress(self, stage: str, done: int, total: int) -> None:
@@ -102,21 +105,23 @@ class Pipeline:
         def tell(part: str) -> Callable[[int, int], None]:
             return lambda done, total: progress(f"load {part}", done, total)
 
-        self.model, report = load_denoiser(dit, plan, self.device, tell("denoiser"))
+        with _naming(files.dit):
+            self.model, report = load_denoiser(dit, plan, self.device, tell("denoiser"))
         reports.append(report)
-        self.video_vae, report = load_video_vae(
-            video,
-            device=self.device,
-            dtype=DTYPES[plan.video_vae_dtype],
-            attend=attend,
-            int8=plan.int8,
-            progress=tell("video VAE"),
-        )
+        with _naming(files.video_vae):
+            self.video_vae, report = load_video_vae(
+                video,
+                device=self.device,
+                dtype=DTYPES[plan.video_vae_dtype],
+                attend=attend,
+                int8=plan.int8,
+                progress=tell("video VAE"),
+            )
         reports.append(report)
-        with torch.device("meta"):
+        with torch.device("meta"), _naming(files.audio_vae):
             self.audio_vae: AudioVAE = build_audio_vae(audio)
-        reports.append(
-            load_into(
+        with _naming(files.audio_vae):
+            report = load_into(
                 self.audio_vae,
                 audio,
                 device=self.device,
@@ -124,15 +129,16 @@ class Pipeline:
                 build_linear=_no_packed_layer,
                 progress=tell("audio VAE"),
             )
-        )
+        reports.append(report)
 
         def text_encoder() -> TextEncoder:
-            return TextEncoder(
-                text,
-                device=self.device,
-                deepstack_layers=files.deepstack_layers,
-                progress=tell("text encoder"),
-            )
+            with _naming(files.text_encoder):
+                return TextEncoder(
+                    text,
+                    device=self.device,
+                    deepstack_layers=files.deepstack_layers,
+                    progress=tell("text encoder"),
+                )
 
         self._text_encoder: Callable[[], TextEncoder] = text_encoder
         if plan.text_encoder == "resident":
@@ -187,9 +193,10 @@ class Pipeline:
         """A latents file (tensors "video" and "audio") to the mp4 `out`."""
         self._reset_peak()
         job = _Job(id=request_id, emit=emit, cancelled=cancelled, clock=clock)
-        pair = _read_latents(latents)
+        pair, request = _read_latents(latents)
+        record = {"request": request, **self._record(), "latents": str(latents)}
         with torch.inference_mode():
-            self._write_mp4(pair, out, {"latents": str(latents)}, job)
+            self._write_mp4(pair, out, record, job)
         return self._result(request_id, out, latents, out.parent)
 
     # ---- the steps of a request
@@ -224,7 +231,7 @@ class Pipeline:
         loaded = load_reference(reference, options)
         for note in loaded.notes:
             job.note(f"{reference.path.name}: {note}")
-        return ReferenceMedia(
+        media = ReferenceMedia(
             kind=reference.kind,
             pixels=loaded.pixels,
             wave=loaded.wave,
@@ -232,6 +239,12 @@ class Pipeline:
             content_hash=loaded.content_hash,
             on_canvas=reference.kind == "video",
         )
+        size = request.width, request.height
+        for note in encoding_notes(
+            media, mode=request.ref_image_size, target=size, target_frames=request.frames
+        ):
+            job.note(f"{reference.path.name}: {note}")
+        return media
 
     def _conditioning(
         self,
@@ -309,9 +322,8 @@ class Pipeline:
 
     def _write_latents(self, latents: Latents, request: Ref2VARequest, out: Path) -> Path:
         path = out / "latents.safetensors"
-        record = json.dumps(asdict(request), default=str)
         tensors = {"video": latents.video, "audio": latents.audio}
-        write_safetensors_atomic(path, tensors, {"h3_request": record})
+        write_safetensors_atomic(path, tensors, {_REQUEST_KEY: json.dumps(_plain(request))})
         return path
 
     def _render(
@@ -319,11 +331,7 @@ class Pipeline:
     ) -> Path | None:
         if media:
             path = out / "result.mp4"
-            record = {
-                "request": json.loads(json.dumps(asdict(request), default=str)),
-                "plan": json.loads(json.dumps(asdict(self.plan), default=str)),
-                "resolved": self.resolved,
-            }
+            record = {"request": _plain(request), **self._record(), "notes": job.notes}
             self._write_mp4(latents, path, record, job)
             return path
         with job.clock.stage(MUX, exclusive=True):
@@ -380,6 +388,9 @@ class Pipeline:
             record=out / "run.json",
         )
 
+    def _record(self) -> dict[str, object]:
+        return {"plan": _plain(self.plan), "resolved": self.resolved}
+
     def _reset_peak(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -422,7 +433,25 @@ def _no_packed_layer(packed: object, replaced: object) -> torch.nn.Module:
     raise ValueError("the audio VAE holds quantised layers; only fp32 files are known")
 
 
-def _read_latents(path: Path) -> Latents:
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Says which of the four files a CheckpointError is about."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(file) in str(error):
+            raise
+        raise CheckpointError(f"{file}: {error}") from error
+
+
+def _plain(data: Ref2VARequest | Plan) -> dict[str, object]:
+    """What JSON knows of a dataclass; paths become text."""
+    plain: dict[str, object] = json.loads(json.dumps(asdict(data), default=str))
+    return plain
+
+
+def _read_latents(path: Path) -> tuple[Latents, dict[str, object] | None]:
+    """The latents, and the request they came from when the file tells it."""
     try:
         with safe_open(str(path), framework="pt") as file:
             missing = sorted({"video", "audio"} - set(file.keys()))
@@ -431,6 +460,7 @@ def _read_latents(path: Path) -> Latents:
                     f"{path} holds no tensor {' and '.join(missing)}; a latents file has "
                     f"'video' [1,24,T,h,w] and 'audio' [1,32,2,Ta]"
                 )
+            told = (file.metadata() or {}).get(_REQUEST_KEY, "null")
             pair = Latents(
                 video=file.get_tensor("video").clone(), audio=file.get_tensor("audio").clone()
             )
@@ -442,7 +472,11 @@ def _read_latents(path: Path) -> Latents:
             f"{path} holds 'video' {shapes[0]} and 'audio' {shapes[1]}; they must be "
             f"[1,24,T,h,w] and [1,32,2,Ta]"
         )
-    return pair
+    try:
+        request = json.loads(told)
+    except ValueError as error:
+        raise ValueError(f"{path} has a {_REQUEST_KEY} that is not JSON: {error}") from error
+    return pair, request
 
 
 def _fits(x: Tensor, shape: tuple[int, ...]) -> bool:

@@ -154,6 +154,25 @@ def image_size(media: ReferenceMedia, *, mode: str, target: Size) -> Size:
     return size_of_image(*size_of(media.pixels), mode=mode, target=target)
 
 
+def encoding_notes(
+    media: ReferenceMedia, *, mode: str, target: Size, target_frames: int
+) -> tuple[str, ...]:
+    """What preparing will change: the size of a picture, the frames of a video that are kept."""
+    if media.pixels is None:
+        return ()
+    if media.kind == "image":
+        size, encoded = size_of(media.pixels), image_size(media, mode=mode, target=target)
+        return () if size == encoded else (f"{by(size)} -> {by(encoded)} pixels",)
+    frames = len(media.pixels)
+    kept = kept_frames(frames, target_frames)
+    return () if kept == frames else (f"{frames} -> {kept} frames encoded, the rest cut",)
+
+
+def by(size: Size) -> str:
+    """(960, 544) -> "960x544"."""
+    return f"{size[0]}x{size[1]}"
+
+
 def prepare_image(media: ReferenceMedia, *, mode: str, target: Size) -> Tensor:
     """The first frame, stretched to its encoded size: [1,H,W,3] for both encoders."""
     assert media.pixels is not None

@@ -36,7 +36,10 @@ def local_file(path: Path) -> Path:
     """
     if _SCHEME.match(str(path)):
         raise ValueError(f"{str(path)!r} is an address, not a file; download it and give its path")
-    resolved = Path(path).expanduser().resolve()
+    try:
+        resolved = Path(path).expanduser().resolve()
+    except RuntimeError as error:  # a loop of links, or the home of a user that does not exist
+        raise ValueError(f"{path} leads nowhere ({error}); check the path") from error
     if not resolved.exists():
         raise ValueError(f"{path} does not exist; check the path")
     if not resolved.is_file():
@@ -52,15 +55,29 @@ def content_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def part_of(path: Path) -> Path:
+    """Where this process builds `path` before it gets its name; no other process writes there."""
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
+def remove_parts(folder: Path, pid: int | None = None) -> None:
+    """Removes what killed processes, or the one with this id, were building in `folder`."""
+    for part in folder.glob("*.part" if pid is None else f"*.{pid}.part"):
+        if part.is_dir():
+            shutil.rmtree(part)
+        else:
+            part.unlink()
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields `path`.part in the same folder; the block fills it, then it becomes `path`.
+    """Yields the path of a part in the same folder; the block fills it, then it becomes `path`.
 
     On any failure in the block the part is removed and an older `path` stays as it was.
     Raises DiskFullError when the disk is full. The folder is made if it is missing.
     """
     path = path.absolute()
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part

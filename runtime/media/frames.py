@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from runtime.media.files import part_of
+
 
 def write_frames(folder: Path, chunks: Iterable[ArrayLike]) -> int:
     """Write float32 [H,W,3] frames as folder/00000.npy ...; the folder appears when all are there.
@@ -19,7 +21,7 @@ def write_frames(folder: Path, chunks: Iterable[ArrayLike]) -> int:
     """
     if folder.exists():
         raise ValueError(f"{folder} exists already; choose another output folder")
-    part = folder.with_name(folder.name + ".part")
+    part = part_of(folder)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     count = 0

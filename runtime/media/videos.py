@@ -161,7 +161,16 @@ def _converter(
         to_rgb = rgb_converter(frame, alpha, background, width, notes)
     except ValueError as error:
         raise ValueError(f"the video {path} cannot be used: {error}") from error
-    return lambda next_frame: resize(to_rgb(next_frame))
+
+    def converted(next_frame: VideoFrame) -> NDArray[np.uint8]:
+        upright = to_rgb(next_frame)
+        resized = resize(upright)
+        if next_frame is frame and resized.shape != upright.shape:
+            (height, width), (high, wide) = upright.shape[:2], resized.shape[:2]
+            notes.append(f"{width}x{height} -> {wide}x{high} pixels")
+        return resized
+
+    return converted
 
 
 class _Sampler:

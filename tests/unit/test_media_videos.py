@@ -117,6 +117,7 @@ def test_only_what_is_needed_is_decoded_and_resized(tmp_path: Path) -> None:
     assert video.frames.shape == (10, HEIGHT // 2, WIDTH // 2, 3)
     assert seen == list(range(0, 20, 2))
     assert video.notes == (
+        "64x48 -> 32x24 pixels",
         "48 fps -> 24 fps, 19 -> 10 frames",
         "first 19 of 79 source frames used, the rest cut",
     )
