@@ -19,10 +19,11 @@ from runtime.parity.report import CaseResult, finish, heading, line
 
 FOLDER_OF_CHECKPOINTS = "checkpoints"
 NOT_ASKED = "unpinned: --unpinned"
+ON_GPU = "unpinned: --device cuda"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH..., --checkpoints, --json, --jobs, --at-least, --unpinned, --threads."""
+    """PATH..., --checkpoints, --json, --jobs, --at-least, --unpinned, --device, --threads."""
     parser.add_argument("paths", nargs="+", type=Path, help="golden files or folders of them")
     parser.add_argument(
         "--checkpoints",
@@ -36,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-least", type=int, default=0, help="fail if fewer cases are bit-equal")
     parser.add_argument(
         "--unpinned", action="store_true", help="this processor's own code paths, within tolerances"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: free runs only, within tolerances, TF32 off",
     )
     parser.add_argument("--threads", type=int, default=1, help="per case, with --unpinned only")
 
@@ -51,9 +58,12 @@ def run(args: argparse.Namespace) -> int:
     threads = args.threads if args.unpinned else 0
     results: list[CaseResult] = []
     with ProcessPoolExecutor(
-        max_workers=min(args.jobs, len(cases)), mp_context=multiprocessing.get_context("spawn")
+        max_workers=1 if args.device == "cuda" else min(args.jobs, len(cases)),
+        mp_context=multiprocessing.get_context("spawn"),
     ) as pool:
-        pending = [(path, pool.submit(_work, path, beside, threads)) for path, beside in cases]
+        pending = [
+            (path, pool.submit(_work, path, beside, threads, args.device)) for path, beside in cases
+        ]
         for path, future in pending:
             results.append(_outcome(path, future))
             print(line(results[-1]), flush=True)
@@ -66,6 +76,11 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be 1 or more")
     if args.threads > 1 and not args.unpinned:
         raise ValueError("--threads above 1 moves sums by an ulp; give --unpinned with it")
+    if args.device == "cuda":
+        import torch  # the workers that are pinned import their own
+
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch sees no CUDA device here")
     if args.checkpoints is not None and not args.checkpoints.is_dir():
         raise ValueError(f"--checkpoints {args.checkpoints} is not a folder; name an existing one")
     if args.out is not None and not args.out.absolute().parent.is_dir():
@@ -94,16 +109,18 @@ def _beside(file: Path, root: Path) -> Path:
     return next((c for c in candidates if c.is_dir()), candidates[0])
 
 
-def _work(path: Path, checkpoints: Path, threads: int) -> CaseResult:
+def _work(path: Path, checkpoints: Path, threads: int, device: str) -> CaseResult:
     """In a worker process. threads: 0 pins the CPU; more leave it as it is."""
     warnings.filterwarnings("ignore", message=".*expandable_segments.*")
-    cpu = NOT_ASKED if threads else pin()
+    cpu = ON_GPU if device == "cuda" else NOT_ASKED if threads else pin()
     import torch  # only now: pin() comes before torch
 
     from runtime.parity.judge import replay_case
 
     torch.set_num_threads(threads or 1)
-    return replay_case(path, checkpoints, cpu)
+    if device == "cuda":  # the fp32 goldens of convolutions know no TF32
+        torch.backends.cudnn.allow_tf32 = False
+    return replay_case(path, checkpoints, cpu, torch.device(device))
 
 
 def _outcome(path: Path, future: Future[CaseResult]) -> CaseResult:

@@ -11,17 +11,21 @@ from pathlib import Path
 
 import torch
 
+from runtime.kernels.unavailable import Unavailable
 from runtime.parity.golden import Golden
 from runtime.parity.limits import Limit, limit_of
 from runtime.parity.metrics import Comparison, Unsupported
 from runtime.parity.replay import KINDS, NO_CHECKPOINTS
 from runtime.parity.report import CaseResult, Detail, number
 
+CPU = torch.device("cpu")
 
-def replay_case(path: Path, checkpoints: Path, cpu: str) -> CaseResult:
+
+def replay_case(path: Path, checkpoints: Path, cpu: str, device: torch.device = CPU) -> CaseResult:
     """Replay one file; an error is a FAIL of this case and of no other.
 
-    cpu: what runtime.parity.cpu.pin() answered, for the report.
+    cpu: what runtime.parity.cpu.pin() answered, for the report. device: elsewhere than on the CPU
+    only the free run is made.
     """
     started = time.perf_counter()
     golden: Golden | None = None
@@ -29,11 +33,11 @@ def replay_case(path: Path, checkpoints: Path, cpu: str) -> CaseResult:
     status, reason = "", ""
     try:
         golden = Golden(path)
-        comparisons = _replay(golden, checkpoints)
-        unread = _unread(golden, comparisons)
+        comparisons = _replay(golden, checkpoints, device)
+        unread = _unread(golden, comparisons) if device.type == "cpu" else []
         if unread:
             status, reason = "unsupported", f"stored but not compared: {_some(unread)}"
-    except Unsupported as error:
+    except (Unsupported, Unavailable) as error:
         status, reason = "unsupported", str(error)
     except Exception as error:  # whatever a replay raises is this case's failure
         status, reason = "FAIL", _described(error)
@@ -48,7 +52,7 @@ def replay_case(path: Path, checkpoints: Path, cpu: str) -> CaseResult:
     )
 
 
-def _replay(golden: Golden, checkpoints: Path) -> Sequence[Comparison]:
+def _replay(golden: Golden, checkpoints: Path, device: torch.device) -> Sequence[Comparison]:
     if golden.kind not in KINDS:
         raise Unsupported(f"golden kind {golden.kind!r}; known: {', '.join(KINDS)}")
     if golden.kind not in NO_CHECKPOINTS and not checkpoints.is_dir():
@@ -58,7 +62,7 @@ def _replay(golden: Golden, checkpoints: Path) -> Sequence[Comparison]:
         )
     module = importlib.import_module(KINDS[golden.kind].module)
     with torch.inference_mode():
-        found: Sequence[Comparison] = module.replay(golden, checkpoints)
+        found: Sequence[Comparison] = module.replay(golden, checkpoints, device)
     if not found:
         raise ValueError("nothing was compared")
     return found

@@ -22,22 +22,24 @@ CHECKPOINT = "h3_tiny_audio_vae_fp32.safetensors"
 ENCODE, DECODE = "audio VAE encode", "audio VAE decode"
 
 
-def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
     """Every stored output and module tap.
 
-    Free: from the waves or latents alone. Staged: each module and decode from its stored input.
+    Free: from the waves or latents alone. Staged (CPU only): each module and decode from its stored
+    input.
     """
-    vae = _load(checkpoints / CHECKPOINT)
+    vae = _load(checkpoints / CHECKPOINT, device)
     with torch.no_grad(), _tapped(vae) as taps:
         out = [c for k in _numbers(golden, r"in/(\d+)/wave") for c in _round_trip(vae, golden, k)]
         for k in _numbers(golden, r"in/latent_(\d+)"):
             out += _decoded(vae, golden, k)
         out += [_free_module(golden, name, taps) for name in _modules(golden)]
-        out += list(_staged_modules(vae, golden))
+        if device.type == "cpu":
+            out += list(_staged_modules(vae, golden))
     return out
 
 
-def _load(path: Path) -> AudioVAE:
+def _load(path: Path, device: torch.device) -> AudioVAE:
     checkpoint = open_checkpoint(path, "audio_vae")
     vae = build_audio_vae(checkpoint)
 
@@ -48,7 +50,7 @@ def _load(path: Path) -> AudioVAE:
     load_into(
         vae,
         checkpoint,
-        device="cpu",
+        device=device,
         dtype_of=lambda name, stored: stored,
         build_linear=no_quantised,
     )

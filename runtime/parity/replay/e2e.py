@@ -46,7 +46,6 @@ from runtime.parity.replay.te import compare_text, load_text_encoder, staged_tex
 from runtime.parity.taps import Captured, module_taps, refiner_taps
 from runtime.solvers import SAMPLERS
 
-CPU = torch.device("cpu")
 LATENT = 16
 DEFAULT_VIDEO_VAE, DEFAULT_AUDIO_VAE = "h3_tiny_video_vae_fp16", "h3_tiny_audio_vae_fp32"
 DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16}
@@ -54,13 +53,13 @@ NVFP4 = {"exact": "nvfp4_native", "fallback": "nvfp4_kitchen_fallback"}
 MODES = ("t2va", "ref2va", "fl2va", "guide")
 
 
-def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
-    """Free, then staged. Unsupported names a mode, sampler or schedule we do not have."""
-    case = _Case(golden, checkpoints)
-    return [*case.free(), *case.staged()]
+def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+    """Free, then (on the CPU) staged. Unsupported names a mode, sampler or schedule."""
+    case = _Case(golden, checkpoints, device)
+    return [*case.free(), *(case.staged() if device.type == "cpu" else ())]
 
 
-def plan_of(golden: Golden, checkpoints: Path) -> Plan:
+def plan_of(golden: Golden, checkpoints: Path, device: torch.device) -> Plan:
     """The plan that repeats the golden's hardware answers: compute dtype, native or emulated."""
     params = golden.params
     native = bool(params.get("native_quant", False))
@@ -70,7 +69,7 @@ def plan_of(golden: Golden, checkpoints: Path) -> Plan:
     return Plan(
         name="parity",
         models=ModelFiles(dit=file, text_encoder=file, video_vae=file, audio_vae=file),
-        device="cpu",
+        device=device.type,
         dtype=params["compute"],
         nvfp4=NVFP4[params.get("gemm", "exact")] if native else "nvfp4_dequant",
         fp8="fp8_native" if native else "fp8_dequant",
@@ -80,16 +79,16 @@ def plan_of(golden: Golden, checkpoints: Path) -> Plan:
 class _Case:
     """One golden with its models."""
 
-    def __init__(self, golden: Golden, checkpoints: Path) -> None:
-        self.golden, self.params = golden, golden.params
+    def __init__(self, golden: Golden, checkpoints: Path, device: torch.device) -> None:
+        self.golden, self.params, self.device = golden, golden.params, device
         _require("mode", self.params["mode"], MODES)
         _require("sampler", self.params["sampler"], SAMPLERS)
         _require("scheduler", self.params["scheduler"], SCHEDULERS)
         checkpoint = open_checkpoint(checkpoints / f"{self.params['dit']}.safetensors", "dit")
-        self.model, _ = load_denoiser(checkpoint, plan_of(golden, checkpoints), CPU)
-        self.text = load_text_encoder(golden, checkpoints)
+        self.model, _ = load_denoiser(checkpoint, plan_of(golden, checkpoints, device), device)
+        self.text = load_text_encoder(golden, checkpoints, device)
         self.video_vae = self._video_vae(checkpoints)
-        self.audio_vae = _audio_vae(checkpoints, self.params)
+        self.audio_vae = _audio_vae(checkpoints, self.params, device)
         self.frames = frame_count(self.params["length"])
         self.target = TargetShape(
             latent_t=latent_frames(self.frames),
@@ -183,7 +182,7 @@ class _Case:
                 self.target,
                 seed=self.seed,
                 shifts=self.shifts,
-                device=CPU,
+                device=self.device,
             )
         sides[side] = built
         for name, value in captured.items():
@@ -451,8 +450,8 @@ class _Case:
         if dtype not in DTYPES:
             raise Unsupported(f"video VAE dtype {dtype}")
         checkpoint = open_checkpoint(checkpoints / f"{name}.safetensors", "video_vae")
-        attend = attention_backend("sdpa").load(CPU)
-        return load_video_vae(checkpoint, device=CPU, dtype=DTYPES[dtype], attend=attend)[0]
+        attend = attention_backend("sdpa").load(self.device)
+        return load_video_vae(checkpoint, device=self.device, dtype=DTYPES[dtype], attend=attend)[0]
 
 
 class _ModuleTaps:
@@ -501,7 +500,7 @@ def _picture(kind: Any, stored: Tensor, name: str) -> ReferenceMedia:
     )
 
 
-def _audio_vae(checkpoints: Path, params: Mapping[str, Any]) -> AudioVAE:
+def _audio_vae(checkpoints: Path, params: Mapping[str, Any], device: torch.device) -> AudioVAE:
     name = params.get("avae", DEFAULT_AUDIO_VAE)
     checkpoint = open_checkpoint(checkpoints / f"{name}.safetensors", "audio_vae")
     with torch.device("meta"):
@@ -513,7 +512,7 @@ def _audio_vae(checkpoints: Path, params: Mapping[str, Any]) -> AudioVAE:
     load_into(
         vae,
         checkpoint,
-        device=CPU,
+        device=device,
         dtype_of=lambda layer, stored: stored,
         build_linear=no_packed,
     )

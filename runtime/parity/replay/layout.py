@@ -28,9 +28,9 @@ from runtime.parity.metrics import Comparison, compare
 LATENT = 16
 
 
-def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
     """No weights needed: pure arithmetic at real sizes."""
-    del checkpoints
+    del checkpoints, device
     out: list[Comparison] = []
     for i, (spec, want) in enumerate(
         zip(golden.params["layouts"], golden.header["layouts"], strict=True)

@@ -29,9 +29,9 @@ BACKENDS = {
 }
 
 
-def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
     """Every derived tensor from the stored bytes; inputs (weight bytes, x, bias) are given."""
-    del checkpoints
+    del checkpoints, device
     cases = sorted({tuple(name.split("/")[:2]) for name in golden.names if name.count("/") == 2})
     return [c for index, kind in cases for c in _Format(golden, index, kind).comparisons()]
 

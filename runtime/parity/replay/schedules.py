@@ -13,9 +13,9 @@ from runtime.parity.metrics import Comparison, Unsupported, compare
 from runtime.solvers import SAMPLERS
 
 
-def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
     """Every stored list and every stored sampler state; unknown names are reported unsupported."""
-    del checkpoints  # these goldens need no weights
+    del checkpoints, device  # these goldens need no weights
     out: list[Comparison] = []
     for name in sorted(golden.names):
         parts = name.split("/")

@@ -34,9 +34,9 @@ SECONDS_PER_FRAME = 0.5  # stored video frames are already sampled at 2 fps
 TOKENS, VISION, EMBEDS, LAYERS = "text tokens", "vision tower", "text embeds", "text layers"
 
 
-def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
     """Every stored tensor of every prompt, free from `in/*`, then stage by stage as stored."""
-    encoder = load_text_encoder(golden, checkpoints)
+    encoder = load_text_encoder(golden, checkpoints, device)
     tokenizer = Tokenizer(None)
     out: list[Comparison] = []
     for index, item in enumerate(golden.params["items"]):
@@ -45,15 +45,16 @@ def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
         taps: dict[str, Tensor] = {}
         context = encoder.encode(tokens, on_layer=taps.__setitem__)
         out += compare_text(golden, side, context, taps)
-        out += staged_text(golden, side, encoder)
+        if device.type == "cpu":
+            out += staged_text(golden, side, encoder)
     return out
 
 
-def load_text_encoder(golden: Golden, checkpoints: Path) -> TextEncoder:
+def load_text_encoder(golden: Golden, checkpoints: Path, device: torch.device) -> TextEncoder:
     """The tiny encoder a golden names (end-to-end cases always use the bf16 one)."""
     name = golden.params.get("te", "qwen3vl_tiny_bf16")
     checkpoint = open_checkpoint(checkpoints / f"{name}.safetensors", "text_encoder")
-    return TextEncoder(checkpoint, device="cpu", deepstack_layers=TINY_DEEPSTACK)
+    return TextEncoder(checkpoint, device=device, deepstack_layers=TINY_DEEPSTACK)
 
 
 def compare_text(

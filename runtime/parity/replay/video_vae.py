@@ -28,19 +28,20 @@ from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
 
 DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16}
-_CPU = torch.device("cpu")
 
 
-def replay(golden: Golden, checkpoints: Path) -> list[Comparison]:
-    """Every stored output and tap, free, then every stage from the stored tensors before it.
+def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+    """Every stored output and tap, free, then (on the CPU) every stage from the stored ones before.
 
     Header facts (tiles, decoder calls) are compared as `header/...`.
     """
-    vae = load_golden_vae(golden, checkpoints)
+    vae = load_golden_vae(golden, checkpoints, device)
     with torch.no_grad():
-        if golden.kind == "vae_encode":
-            return [*_encode(vae, golden), *_staged_encode(vae, golden)]
-        return [*_decode(vae, golden), *_staged_decode(vae, golden)]
+        encode = golden.kind == "vae_encode"
+        free = list(_encode(vae, golden) if encode else _decode(vae, golden))
+        if device.type != "cpu":
+            return free
+        return free + list(_staged_encode(vae, golden) if encode else _staged_decode(vae, golden))
 
 
 def compare_decode(golden: Golden, frames: Tensor) -> Comparison:
@@ -49,14 +50,14 @@ def compare_decode(golden: Golden, frames: Tensor) -> Comparison:
     return compare("decode/video", frames, want, run="free", stage=DECODE_STAGE)
 
 
-def load_golden_vae(golden: Golden, checkpoints: Path) -> VideoVAE:
-    """The golden's VAE in the golden's dtype, on the CPU, with torch's attention."""
+def load_golden_vae(golden: Golden, checkpoints: Path, device: torch.device) -> VideoVAE:
+    """The golden's VAE in the golden's dtype, on the device, with torch's attention."""
     dtype = golden.header["vae_dtype"]
     if dtype not in DTYPES:
         raise Unsupported(f"video VAE dtype {dtype}")
     checkpoint = open_checkpoint(checkpoints / f"{golden.params['vvae']}.safetensors", "video_vae")
-    attend = attention_backend("sdpa").load(_CPU)
-    return load_video_vae(checkpoint, device=_CPU, dtype=DTYPES[dtype], attend=attend)[0]
+    attend = attention_backend("sdpa").load(device)
+    return load_video_vae(checkpoint, device=device, dtype=DTYPES[dtype], attend=attend)[0]
 
 
 class _Taps:
