@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# There: a full-size random checkpoint set in the published layout, two steps of the reference shape
+# There: a full-size random checkpoint set in the published layout, STEPS (2) steps of the reference shape
 # through `generate`, with float frames (no media) and with an mp4. Random weights serve for speed and
 # memory, not for pictures. Results to $OUT.
 set -euo pipefail
@@ -16,7 +16,7 @@ Image.fromarray(noise).save(f"{sys.argv[1]}/reference.png")
 PY
 run() {
   python3 launch.py generate --plan tests/gpu/h200/plan_nvfp4_dequant.toml \
-    --request reference_960x544_124f --steps 2 --ref-image "$out/reference.png" "$@"
+    --request reference_960x544_124f --steps "${STEPS:-2}" --ref-image "$out/reference.png" "$@"
 }
 run --no-media --out /tmp/h3-run-frames 2>&1 | tee "$out/frames.log"
 run --out /tmp/h3-run-media 2>&1 | tee "$out/media.log"
