@@ -58,10 +58,20 @@ class Run:
         if isinstance(event, StageTime):
             self._stages.append(event)
 
-    def finish(self, last: Result | Failure, ready: Ready | None, state: State) -> None:
-        """Writes run.json: the request, the resolved plan, every note, all times, how it ended."""
+    def finish(
+        self,
+        last: Result | Failure,
+        ready: Ready | None,
+        state: State,
+        *,
+        pids: tuple[int, ...] = (),
+    ) -> None:
+        """Writes run.json: the request, the resolved plan, every note, all times, how it ended.
+
+        pids: the ranks that served it; what a killed one was building is removed.
+        """
         if isinstance(last, Failure):
-            remove_parts(self.folder)  # of a rank that was killed; nobody else writes here
+            remove_parts(self.folder, pids)
         stages = last.stages if isinstance(last, Result) else tuple(self._stages)
         record = {
             "id": self.request.id,

@@ -193,11 +193,11 @@ class Session:
     def _run(self, job: Job) -> None:
         self._edit(engine="busy")
         try:
-            run = Run(job.folder, job.request, self.plan)
+            run, pids = Run(job.folder, job.request, self.plan), self._engine.pids
             for event in self._engine.generate(job.request, out=job.folder):
                 run.add(event)
                 if isinstance(event, Result | Failure):  # the record is whole before anyone is told
-                    run.finish(event, self._snapshot.ready, self._ending(event))
+                    run.finish(event, self._snapshot.ready, self._ending(event), pids=pids)
                 self._fold(job.request.id, event)
         except (OSError, ValueError) as error:  # the run folder cannot be written
             failure = Failure(request_id=job.request.id, stage="record", reason=str(error))

@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
             events = engine.decode("decode", latents, out=out)
             last = watch.follow(engine, "decode", events, bar, _ignore)
             if isinstance(last, Failure):
-                for pid in pids:  # of a rank that was killed
-                    remove_parts(out.parent, pid)
+                remove_parts(out.parent, pids)
     status = watch.status("decode", last)
     print(json.dumps({"ok": status == watch.OK, "video": str(out) if status == watch.OK else None}))
     return status

@@ -81,6 +81,7 @@ def _generate(request: Ref2VARequest, plan: Plan, record: Run, *, media: bool) -
     bar, folder = Bar(), record.folder
     with Engine(plan) as engine:
         ready = watch.load(engine, bar)
+        pids = engine.pids
         last: Result | Failure
         if isinstance(ready, Failure):
             last = ready
@@ -89,7 +90,7 @@ def _generate(request: Ref2VARequest, plan: Plan, record: Run, *, media: bool) -
             last = watch.follow(engine, request.id, events, bar, record.add)
     loaded = ready if isinstance(ready, Ready) else None
     state = _state(last)
-    record.finish(last, loaded, state)
+    record.finish(last, loaded, state, pids=pids)
     if isinstance(last, Result) and loaded:
         print(_table(last, loaded))
     status = watch.status("generate", last)

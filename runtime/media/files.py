@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,14 @@ def part_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}.part")
 
 
-def remove_parts(folder: Path, pid: int | None = None) -> None:
-    """Removes what killed processes, or the one with this id, were building in `folder`."""
-    for part in folder.glob("*.part" if pid is None else f"*.{pid}.part"):
-        if part.is_dir():
-            shutil.rmtree(part)
-        else:
-            part.unlink()
+def remove_parts(folder: Path, pids: Iterable[int]) -> None:
+    """Removes what these processes, since killed, were building in `folder`; nobody else's."""
+    for pid in pids:
+        for part in folder.glob(f"*.{pid}.part"):
+            if part.is_dir():
+                shutil.rmtree(part)
+            else:
+                part.unlink()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -99,14 +100,35 @@ def test_other_kinds_of_file_are_refused_by_name(tmp_path: Path, content: bytes,
             "b begins at .* leaves a hole after a",
         ),
         ({"__metadata__": {"a": 1}}, b"", "must map names to strings"),
+        (b'{"a": {"dtype": "F32", "dtype": "F16"}}', b"", "names 'dtype' twice"),
+        (b'{"b": 1, "a": 1, "c": 1, "a": 2}', b"", "names 'a' twice"),
+        (b'{"a": ' + b"9" * 5000 + b"}", b"", "bad header JSON: .*digits"),
+        (b'{"a":' * 100_000, b"", "bad header JSON"),
+        ({"a": _entry([2**63], 0, 8)}, b"12345678", "odd shape"),
+        ({"a": _entry([2], 0, 10**30)}, b"12345678", "odd byte range"),
+        ({"a\x1b[2J": _entry([2], 0, 8)}, b"12345678", r"'a\\x1b\[2J' has characters that do not"),
+        ({"a\ud800": _entry([2], 0, 8)}, b"12345678", r"'a\\ud800' has characters that do not"),
+        ({"a": _entry([2], 0, 8, ["F32"])}, b"12345678", "unknown dtype \\['F32'\\]"),  # type: ignore[arg-type]
     ],
 )
 def test_an_inconsistent_header_is_refused(
     tmp_path: Path, header: object, payload: bytes, said: str
 ) -> None:
     path = raw_file(tmp_path / "x.safetensors", header, payload)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=said) as error:
         read_header(path)
+    assert str(path) in str(error.value) and str(error.value).isprintable()
+
+
+def test_a_header_of_200_000_names_of_which_one_stands_twice_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    names = b",".join([b'"a":1', *(b'"b%d":1' % n for n in range(200_000)), b'"b7":1'])
+    path = raw_file(tmp_path / "x.safetensors", b"{" + names + b"}")
+    began = time.perf_counter()
+    with pytest.raises(CheckpointError, match="names 'b7' twice"):
+        read_header(path)
+    assert time.perf_counter() - began < 10
 
 
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:

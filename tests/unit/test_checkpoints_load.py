@@ -140,6 +140,30 @@ def test_a_wrong_shape_names_the_tensor_and_both_shapes(
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["video_patch_proj.weight", "adaln_t_table"])
+def test_a_weight_that_is_not_finite_is_refused_by_name(
+    path: Path, name: str, value: float
+) -> None:
+    bad = edited(path, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    with pytest.raises(CheckpointError, match=f"{name} holds NaN or infinity as float32"):
+        _load(meta_module(open_file(bad, "dit")), bad)
+
+
+def test_a_scale_of_a_quantised_layer_that_is_not_finite_is_refused_by_name(path: Path) -> None:
+    name = f"{LAYER}.weight_scale_2"
+    bad = edited(path, lambda tensors: tensors[name].fill_(float("nan")))
+    with pytest.raises(CheckpointError, match=f"{name} holds NaN or infinity"):
+        _load(meta_module(open_file(bad, "dit")), bad)
+
+
+def test_a_weight_too_large_for_the_type_it_becomes_is_refused(path: Path) -> None:
+    name = "video_patch_proj.weight"
+    big = edited(path, lambda tensors: tensors[name].view(-1)[:1].fill_(1e6))
+    with pytest.raises(CheckpointError, match=f"{name} holds NaN or infinity as float16"):
+        _load(meta_module(open_file(big, "dit")), big, dtype_of=lambda name, stored: torch.float16)
+
+
 def test_a_file_that_shrinks_while_open_is_an_error_not_zeros(path: Path) -> None:
     checkpoint = open_checkpoint(path, "dit")
     with path.open("rb+") as file:

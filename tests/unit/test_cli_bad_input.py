@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import wave
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -72,6 +74,9 @@ def video(path: Path, frames: int, *, rate: int = 24) -> Path:
         (("--ref-image", "nowhere.png"), ("nowhere.png does not exist",)),
         (("--ref-image", "https://example.org/a.png"), ("does not exist",)),
         (("--ref-image", "presets"), ("presets is not an ordinary file",)),
+        (("--ref-image", "~nosuchuser/a.png"), ("~nosuchuser/a.png leads nowhere",)),
+        (("--out", "~nosuchuser/run"), ("~nosuchuser/run leads nowhere",)),
+        (("--request", "~nosuchuser/r.toml"), ("~nosuchuser/r.toml leads nowhere",)),
     ],
 )
 def test_a_wrong_value_is_refused_before_anything_loads(
@@ -139,13 +144,17 @@ def test_a_plan_without_its_checkpoints_says_which_file_is_missing() -> None:
         ("attention", "warp", ("attention", "sdpa", "'warp'")),
         ("nvfp4", "magic", ("nvfp4", "'magic'")),
         ("device", "cuda", ("device cuda",)),
+        ("threads", -1, ("plan field threads must be 0 (torch's choice) to 4096, got -1",)),
     ],
 )
 def test_a_plan_that_cannot_run_here_is_refused_with_the_reason(
-    tmp_path: Path, key: str, value: str, words: tuple[str, ...]
+    tmp_path: Path, key: str, value: str | int, words: tuple[str, ...]
 ) -> None:
     text = presets.dump_plan(presets.load_plan(presets.find("plans", "cpu")))
-    lines = [f'{key} = "{value}"' if x.startswith(f"{key} = ") else x for x in text.splitlines()]
+    lines = [
+        f"{key} = {json.dumps(value)}" if x.startswith(f"{key} = ") else x
+        for x in text.splitlines()
+    ]
     (tmp_path / "p.toml").write_text("\n".join(lines))
     refused(generate(plan=tmp_path / "p.toml"), *words)
 
@@ -189,45 +198,106 @@ def test_references_of_every_kind_become_a_video(tmp_path: Path, image: Path) ->
     assert kinds == ["video", "image", "audio"]
 
 
-def test_ctrl_c_at_step_2_cancels_cleanly(tmp_path: Path) -> None:
+def started(*options: str | Path) -> subprocess.Popen[str]:
+    """`launch.py generate` with the demo request in a process group of its own, running."""
     command = [sys.executable, "launch.py", "generate", "--request", "demo", "--plan", "cpu"]
-    command += ["--steps", "90", "--out", str(tmp_path / "run")]
-    with subprocess.Popen(
-        command,
+    return subprocess.Popen(
+        [*command, *map(str, options)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    ) as process:
+    )
+
+
+def wait_for(process: subprocess.Popen[str], beginning: str) -> None:
+    """Reads stderr up to a line that begins so."""
+    assert process.stderr is not None
+    assert any(line.startswith(beginning) for line in process.stderr)
+
+
+def to_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """As a terminal does for Ctrl-C and systemd for a stop: the rank gets it too."""
+    os.killpg(process.pid, number)
+
+
+def to_console(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """As `kill PID` does."""
+    process.send_signal(number)
+
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+RECEIVERS = pytest.mark.parametrize("send", [to_group, to_console])
+
+
+@SIGNALS
+@RECEIVERS
+def test_ctrl_c_or_a_term_at_step_2_cancels_cleanly(
+    tmp_path: Path, number: signal.Signals, send: Callable[..., None]
+) -> None:
+    with started("--steps", "90", "--out", tmp_path / "run") as process:
+        wait_for(process, "denoise 2/")
+        send(process, number)
         assert process.stderr is not None and process.stdout is not None
-        for line in process.stderr:
-            if line.startswith("denoise 2/"):
-                os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the rank gets it too
-                break
         rest, out = process.stderr.read(), process.stdout.read()
     assert process.returncode == 130, rest
     assert "Traceback" not in rest
     assert "launch.py generate: cancelled during denoise, step" in rest
     assert json.loads(out.splitlines()[-1])["state"] == "cancelled"
-    assert not list((tmp_path / "run").glob("*.mp4"))
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"request.toml", "plan.toml", "events.jsonl", "run.json"}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "cancelled"
 
 
-def test_ctrl_c_while_loading_leaves_nothing_running(tmp_path: Path) -> None:
-    command = [sys.executable, "launch.py", "generate", "--request", "demo", "--plan", "cpu"]
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("load ")
-        os.killpg(process.pid, signal.SIGINT)
+@SIGNALS
+@RECEIVERS
+def test_ctrl_c_or_a_term_while_loading_leaves_nothing_running(
+    tmp_path: Path, number: signal.Signals, send: Callable[..., None]
+) -> None:
+    with started("--out", tmp_path / "run") as process:
+        wait_for(process, "load ")
+        send(process, number)
+        assert process.stderr is not None and process.stdout is not None
         rest = process.stderr.read()  # ends when the last process that holds it has ended
+        out = process.stdout.read()
     assert process.returncode == 130 and "Traceback" not in rest
+    assert "launch.py generate: cancelled during load" in rest
+    assert json.loads(out.splitlines()[-1])["state"] == "cancelled"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "cancelled"
+
+
+def test_a_rank_killed_while_it_writes_the_video_leaves_no_part(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "download.part").touch()  # somebody else's
+    with started("--steps", "1", "--frames", "209", "--out", run) as process:
+        wait_for(process, "denoise 1/")
+        while not (parts := list(run.glob("result.mp4.*.part"))):
+            assert process.poll() is None, "the run ended before its rank could be killed"
+            time.sleep(0.002)
+        os.kill(int(parts[0].name.split(".")[-2]), signal.SIGKILL)
+        assert process.stderr is not None
+        rest = process.stderr.read()
+    assert process.returncode == 1 and "rank 0 died (exit code -9" in rest, rest
+    assert [path.name for path in run.glob("*.part")] == ["download.part"]
+    assert not (run / "result.mp4").exists()
+    assert json.loads((run / "run.json").read_text())["state"] == "failed"
+
+
+def test_of_two_runs_into_one_folder_at_once_one_is_refused(tmp_path: Path) -> None:
+    options = ("--steps", "1", "--frames", "5", "--out", tmp_path / "run")
+    both = [started(*options), started(*options)]
+    said = [process.communicate() for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    refusal = said[[process.returncode for process in both].index(2)][1]
+    assert "run already holds a run; give another folder" in refusal
+    assert (tmp_path / "run" / "result.mp4").exists()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "done"
+
+
+def test_a_prompt_that_is_not_utf_8_is_refused() -> None:
+    refused(generate("--prompt", os.fsdecode(b"a\xffb")), "prompt is not valid UTF-8 text")
 
 
 def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import av
 import numpy as np
+import torch
+from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,3 +51,31 @@ def test_a_file_that_holds_no_latents_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "x.safetensors is not a readable safetensors file" in done.stderr
     assert not (tmp_path / "x.mp4").exists()
+
+
+def test_a_rank_killed_while_it_decodes_leaves_no_part(tmp_path: Path) -> None:
+    tensors = {"video": torch.zeros(1, 24, 62, 2, 4), "audio": torch.zeros(1, 32, 2, 350)}
+    save_file(tensors, str(tmp_path / "x.safetensors"))
+    (tmp_path / "download.part").touch()  # somebody else's
+    command = ["launch.py", "decode", str(tmp_path / "x.safetensors"), "--plan", "cpu"]
+    with subprocess.Popen(
+        [sys.executable, *command, "--out", str(tmp_path / "x.mp4")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not (parts := list(tmp_path.glob("x.mp4.*.part"))):
+            assert process.poll() is None, "the decode ended before its rank could be killed"
+            time.sleep(0.002)
+        os.kill(int(parts[0].name.split(".")[-2]), signal.SIGKILL)
+        out, rest = process.communicate()
+    assert process.returncode == 1 and "rank 0 died" in rest
+    assert json.loads(out) == {"ok": False, "video": None}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["download.part", "x.safetensors"]
+
+
+def test_a_latents_path_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    done = launch("decode", "~nosuchuser/x", "--plan", "cpu", "--out", tmp_path / "x.mp4")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "~nosuchuser/x leads nowhere" in done.stderr

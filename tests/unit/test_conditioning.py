@@ -21,6 +21,7 @@ from runtime.h3.conditioning import (
 )
 from runtime.h3.references import Guide, ReferenceMedia
 from runtime.h3.text import PresentationToken, TextContext, VisionBlock
+from runtime.nonfinite import NonFinite
 
 MIB = 2**20
 
@@ -82,8 +83,9 @@ class FakeText:
             else:
                 read += {151652: "[", 151653: "]"}.get(token) or chr(token)
         self.log.text.append(read)
+        value = float("nan") if "broken" in read else float(len(self.log.text))
         return TextContext(
-            context=torch.full((1, len(tokens), 4), float(len(self.log.text))),
+            context=torch.full((1, len(tokens), 4), value),
             token_tags=torch.ones(len(tokens), dtype=torch.int64),
             tokens=tokens,
         )
@@ -159,6 +161,14 @@ def test_references_stand_as_images_then_videos_then_sounds(fakes: Fakes) -> Non
     assert [tuple(b.latent.shape) for b in blocks if b.latent is not None] == [
         (1, 24, 1, 4, 4), (1, 24, 1, 2, 6), (1, 24, 7, 2, 4),
     ]  # fmt: skip
+
+
+def test_a_context_that_is_not_finite_stops_the_run_and_is_not_kept(fakes: Fakes) -> None:
+    cache = EncodeCache(MIB)
+    for _ in range(2):
+        with pytest.raises(NonFinite, match=r"^text encode produced non-finite .* in the context"):
+            build(fakes, inputs(prompt="broken"), cache)
+    assert fakes.text == ["broken"] * 2
 
 
 def test_labels_count_by_kind_and_a_soundtrack_stands_before_its_video(fakes: Fakes) -> None:

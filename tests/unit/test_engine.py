@@ -186,3 +186,13 @@ def test_a_console_killed_outright_takes_its_rank_with_it() -> None:
 def test_the_console_side_of_the_engine_never_imports_torch() -> None:
     code = "import sys, runtime.engine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_rank_does_not_end_it(
+    shared: Engine, tmp_path: Path, number: signal.Signals
+) -> None:
+    for event in shared.generate(fakes.request(), out=tmp_path, media=False):
+        if isinstance(event, Progress) and event.stage == "denoise":
+            os.kill(shared.pids[0], number)
+    assert isinstance(event, Result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,13 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from runtime.media.files import atomic_file, content_hash, write_json_atomic
+from runtime.media.files import (
+    atomic_file,
+    content_hash,
+    local_file,
+    remove_parts,
+    write_json_atomic,
+)
 from runtime.media.probe import probe
 from runtime.media.references import LoadOptions, load_reference
 from runtime.media.tensors import write_safetensors_atomic
@@ -56,6 +63,31 @@ def test_file_appears_only_when_whole(tmp_path: Path) -> None:
         part.write_text("half")
         assert part.parent == tmp_path and not (tmp_path / "a.txt").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_part_carries_the_id_of_the_process_that_writes_it(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "a.mp4") as part:
+        part.touch()
+        assert part.name == f"a.mp4.{os.getpid()}.part"
+
+
+def test_only_parts_of_the_named_processes_are_removed(tmp_path: Path) -> None:
+    for name in ("a.mp4.12.part", "a.mp4.112.part", "download.part", "b.mp4"):
+        (tmp_path / name).touch()
+    (tmp_path / "frames.13.part").mkdir()
+    (tmp_path / "frames.13.part" / "00000.npy").touch()
+    remove_parts(tmp_path, (12, 13))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["a.mp4.112.part", "b.mp4", "download.part"]
+
+
+def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"/a leads nowhere .*loop"):
+        local_file(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"~nosuchuser/a\.png leads nowhere"):
+        local_file(Path("~nosuchuser/a.png"))
 
 
 def test_interrupt_while_writing_leaves_nothing(tmp_path: Path) -> None:

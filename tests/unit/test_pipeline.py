@@ -19,11 +19,13 @@ from torch import Tensor
 
 from runtime.cancel import Cancelled
 from runtime.checkpoints.demo import write_random
+from runtime.checkpoints.header import CheckpointError
 from runtime.clock import DENOISE, MUX, TEXT_ENCODE, VIDEO_VAE_DECODE, StageClock
 from runtime.h3 import pipeline as module
 from runtime.h3.pipeline import Pipeline, load
 from runtime.h3.text import TextEncoder
 from runtime.kernels.unavailable import Unavailable
+from runtime.media.mp4 import read_run_metadata
 from runtime.messages import Event, Note, Progress, Ref2VARequest, Reference, Result
 from tests.denoiser_parts import FILES, demo_plan
 
@@ -126,6 +128,19 @@ def test_the_latents_file_says_what_was_asked(pipeline: Pipeline, tmp_path: Path
     with safe_open(str(ran.result.latents), framework="pt") as file:
         record = json.loads(file.metadata()["h3_request"])
     assert record["prompt"] == "a red kite" and record["seed"] == 5
+
+
+def test_what_was_changed_in_a_reference_is_noted_and_stands_in_the_mp4(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    Image.new("RGB", (960, 544)).save(tmp_path / "big.png")
+    references = (Reference(kind="image", path=tmp_path / "big.png"),)
+    ran = Ran(pipeline, request(references=references), tmp_path / "run", media=True)
+    texts = [note.text for note in ran.notes]
+    assert "big.png: 960x544 -> 64x32 pixels" in texts
+    record = read_run_metadata(tmp_path / "run" / "result.mp4")
+    assert "big.png: 960x544 -> 64x32 pixels" in record["notes"]
+    assert record["request"]["prompt"] == "a calm sea" and record["plan"]["name"] == "test"
 
 
 def test_one_seed_gives_one_result_and_another_seed_another(
@@ -249,16 +264,41 @@ def test_latents_decode_to_the_same_mp4_as_the_request(
             yield chunk
 
     monkeypatch.setattr(pipeline.video_vae, "decode_stream", spy)
-    result = pipeline.decode(
+    result = decode(pipeline, ran.out / "latents.safetensors", tmp_path / "again.mp4")
+    assert result.video == tmp_path / "again.mp4" and result.video.stat().st_size > 0
+    assert np.array_equal(torch.cat(chunks).numpy(), frames)
+    record = read_run_metadata(tmp_path / "again.mp4")
+    assert record["request"]["prompt"] == "a calm sea" and record["request"]["seed"] == 5
+    assert record["latents"] == str(ran.out / "latents.safetensors")
+    assert record["resolved"] == pipeline.resolved
+
+
+def decode(pipeline: Pipeline, latents: Path, out: Path) -> Result:
+    return pipeline.decode(
         "d",
-        ran.out / "latents.safetensors",
-        out=tmp_path / "again.mp4",
+        latents,
+        out=out,
         emit=lambda event: None,
         cancelled=lambda: False,
         clock=StageClock(),
     )
-    assert result.video == tmp_path / "again.mp4" and result.video.stat().st_size > 0
-    assert np.array_equal(torch.cat(chunks).numpy(), frames)
+
+
+def test_latents_of_another_program_decode_without_a_request(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    tensors = {"video": torch.zeros(1, 24, 2, 2, 4), "audio": torch.zeros(1, 32, 2, 8)}
+    save_file(tensors, str(tmp_path / "x.safetensors"))
+    decode(pipeline, tmp_path / "x.safetensors", tmp_path / "x.mp4")
+    assert read_run_metadata(tmp_path / "x.mp4")["request"] is None
+
+
+def test_a_request_that_is_not_json_is_refused(pipeline: Pipeline, tmp_path: Path) -> None:
+    tensors = {"video": torch.zeros(1, 24, 2, 2, 4), "audio": torch.zeros(1, 32, 2, 8)}
+    save_file(tensors, str(tmp_path / "x.safetensors"), {"h3_request": "{half"})
+    with pytest.raises(ValueError, match=r"x\.safetensors has a h3_request that is not JSON"):
+        decode(pipeline, tmp_path / "x.safetensors", tmp_path / "x.mp4")
+    assert not (tmp_path / "x.mp4").exists()
 
 
 @pytest.mark.parametrize(
@@ -280,14 +320,7 @@ def test_a_wrong_latents_file_is_refused_in_one_sentence(
 ) -> None:
     save_file(tensors, str(tmp_path / "x.safetensors"))
     with pytest.raises(ValueError, match=said):
-        pipeline.decode(
-            "d",
-            tmp_path / "x.safetensors",
-            out=tmp_path / "x.mp4",
-            emit=lambda event: None,
-            cancelled=lambda: False,
-            clock=StageClock(),
-        )
+        decode(pipeline, tmp_path / "x.safetensors", tmp_path / "x.mp4")
 
 
 def test_a_full_checkpoint_runs_and_a_streamed_text_encoder_is_freed(
@@ -333,6 +366,35 @@ def test_the_routes_of_the_formats_in_the_file_are_in_the_resolved_plan(tmp_path
     resolved = load(plan, progress=lambda part, done, total: None).resolved
     assert resolved["linear nvfp4_native"] == "CPU reference, exact products"
     assert not any("fp8" in name or "int8" in name for name in resolved)
+
+
+@pytest.mark.parametrize("part", ["dit", "text_encoder", "video_vae", "audio_vae"])
+def test_a_weight_that_is_not_finite_is_refused_with_its_file_and_name(
+    tmp_path: Path, part: str
+) -> None:
+    whole: Path = getattr(FILES, part)
+    with safe_open(str(whole), framework="pt") as file:
+        metadata = file.metadata()
+    tensors = _tensors(whole)
+    name = max(n for n, t in tensors.items() if t.is_floating_point() and t.numel() > 1)
+    tensors[name].view(-1)[0] = float("nan")
+    bad = tmp_path / whole.name
+    save_file(tensors, str(bad), metadata)
+    plan = demo_plan(text_encoder="resident", models=replace(FILES, **{part: bad}))
+    with pytest.raises(CheckpointError, match="holds NaN or infinity as") as error:
+        load(plan, progress=lambda part, done, total: None)
+    assert str(error.value).startswith(f"{bad}: ")
+    assert name.rsplit(".", 2)[-2] in str(error.value)
+
+
+def test_a_file_of_a_wrong_shape_is_named(tmp_path: Path) -> None:
+    tensors = _tensors(FILES.dit)
+    tensors["blocks.0.attn.q_norm.weight"] = torch.ones(1, 2)
+    save_file(tensors, str(tmp_path / "dit.safetensors"))
+    plan = demo_plan(models=replace(FILES, dit=tmp_path / "dit.safetensors"))
+    with pytest.raises(CheckpointError, match=r"q_norm\.weight has shape .* must be a vector") as e:
+        load(plan, progress=lambda part, done, total: None)
+    assert str(e.value).startswith(str(tmp_path / "dit.safetensors"))
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,9 @@ def test_a_plan_survives_being_written_and_read(tmp_path: Path) -> None:
         ("width = 100", "multiples of 32, got 100x544; the nearest is 96x544"),
         ("frames = 30", "frames must be 17k+5 between 5 and 3592, got 30; the next is 39"),
         ("steps = ", "is not valid TOML"),
+        ("cfg = nan", "cfg must be -1000 to 1000, got nan"),
+        ("cfg = inf", "cfg must be -1000 to 1000, got inf"),
+        ("[[references]]\nkind = 'image'\npath = '~nosuchuser/a'", "~nosuchuser/a leads nowhere"),
     ],
 )
 def test_a_mistake_in_a_request_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -115,6 +118,9 @@ def test_a_mistake_in_a_request_is_one_sentence(tmp_path: Path, text: str, sente
         (MODELS + "lora = 'x'", "unknown key [models] 'lora'"),
         (MODELS + "deepstack_layers = [1, 2]", "three whole numbers like [0, 1, 2]"),
         ("device = 'tpu'\n" + MODELS, "plan field device must be one of cuda, cpu, got 'tpu'"),
+        ("threads = -1\n" + MODELS, "threads must be 0 (torch's choice) to 4096, got -1"),
+        ("threads = 5000\n" + MODELS, "threads must be 0 (torch's choice) to 4096, got 5000"),
+        (MODELS.replace('"v"', '"~nosuchuser/v"'), "~nosuchuser/v leads nowhere"),
     ],
 )
 def test_a_mistake_in_a_plan_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -131,3 +137,18 @@ def test_an_unknown_preset_name_lists_the_known_ones() -> None:
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ValueError, match=r"nowhere/p\.toml does not exist; give a TOML file or"):
         presets.find("plans", "nowhere/p.toml")
+
+
+def test_a_loop_of_links_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"/a leads nowhere \(.*loop.*\); check the path"):
+        presets.user_path(tmp_path / "a")
+    with pytest.raises(ValueError, match="leads nowhere"):
+        plan_from(tmp_path, MODELS.replace('"t"', '"a"'))
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+def test_half_of_a_surrogate_pair_is_no_text(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} is not valid UTF-8 text"):
+        Ref2VARequest(id="x", **({"prompt": ""} | {field: "a\udcffb"}))  # type: ignore[arg-type]

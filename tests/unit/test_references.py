@@ -16,6 +16,7 @@ from runtime.h3.references import (
     Guide,
     ReferenceMedia,
     crop_to_aspect,
+    encoding_notes,
     guide_place,
     prepare_first_frame,
     prepare_guide,
@@ -323,3 +324,25 @@ def test_media_that_fit_nowhere_are_refused(changes: dict[str, object], sentence
     }  # fmt: skip
     with pytest.raises(ValueError, match=sentence):
         ReferenceMedia(**(fields | changes))  # type: ignore[arg-type]
+
+
+# ---- what the user is told
+
+
+@pytest.mark.parametrize(
+    ("media", "notes"),
+    [
+        (image(64, 96), ()),
+        (image(544, 960), ("960x544 -> 96x64 pixels",)),
+        (video(22, 8, 8), ()),
+        (video(30, 8, 8), ("30 -> 22 frames encoded, the rest cut",)),
+        (
+            ReferenceMedia(
+                kind="audio", pixels=None, wave=pictures(1, 2, 9), sample_rate=9, content_hash="a"
+            ),
+            (),
+        ),
+    ],
+)
+def test_a_note_tells_what_encoding_changes(media: ReferenceMedia, notes: tuple[str, ...]) -> None:
+    assert encoding_notes(media, mode="match", target=(96, 64), target_frames=22) == notes
