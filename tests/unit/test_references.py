@@ -338,7 +338,11 @@ def test_media_that_fit_nowhere_are_refused(changes: dict[str, object], sentence
         (video(30, 8, 8), ("30 -> 22 frames encoded, the rest cut",)),
         (
             ReferenceMedia(
-                kind="audio", pixels=None, wave=pictures(1, 2, 9), sample_rate=9, content_hash="a"
+                kind="audio",
+                pixels=None,
+                wave=torch.zeros(1, 2, 9),
+                sample_rate=9,
+                content_hash="a",
             ),
             (),
         ),
