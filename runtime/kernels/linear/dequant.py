@@ -6,6 +6,7 @@ Axes: N output features, K input features, L looked-up rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import comfy_kitchen as ck
 import torch
@@ -16,6 +17,7 @@ from runtime.checkpoints.base import CheckpointError, PackedWeight
 from runtime.kernels.linear.int8_convrot import rotate
 from runtime.kernels.linear.packed import PackedLinear
 
+CUDA_VALUES = 1024  # per thread block of the NVFP4 kernel
 ROW_FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")  # rows can be read on their own
 
 
@@ -64,11 +66,23 @@ class DequantisedLinear(PackedLinear):
 
 def _nvfp4(packed: PackedWeight, dtype: torch.dtype) -> Tensor:
     tensors = packed.tensors
-    padded = ck.dequantize_nvfp4(
-        tensors["weight"], tensors["weight_scale_2"], tensors["weight_scale"], dtype
-    )
+    with nvfp4_kernel(tensors["weight"]):
+        padded = ck.dequantize_nvfp4(
+            tensors["weight"], tensors["weight_scale_2"], tensors["weight_scale"], dtype
+        )
     rows, columns = packed.shape
     return padded[:rows, :columns]  # a view of itself unless the file padded to 16
+
+
+def nvfp4_kernel(codes_NK: Tensor) -> AbstractContextManager[None]:
+    """Which comfy-kitchen kernel decodes these packed bytes.
+
+    Its CUDA kernel (0.2.31, compute-sanitizer on an H200) writes past the output unless the values
+    are a multiple of 1024. Every published layer is; the others take kitchen's torch code.
+    """
+    if codes_NK.is_cuda and 2 * codes_NK.numel() % CUDA_VALUES:
+        return ck.use_backend("eager")
+    return nullcontext()
 
 
 def _fp8(packed: PackedWeight, dtype: torch.dtype) -> Tensor:

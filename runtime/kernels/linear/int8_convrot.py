@@ -43,7 +43,9 @@ def quantise_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
 
     A row whose scale vanishes in fp16 is 0/0: the cast to int8 makes it 0, so the cast stays last.
     """
-    scale_M1 = (x_MK.abs().amax(dim=-1, keepdim=True).float() / 127.0).clamp(min=_SCALE_FLOOR)
+    amax_M1 = x_MK.abs().amax(dim=-1, keepdim=True).float()
+    # A tensor divisor: torch multiplies by the reciprocal of a Python number on CUDA, an ulp off.
+    scale_M1 = (amax_M1 / amax_M1.new_full((), 127.0)).clamp(min=_SCALE_FLOOR)
     codes_MK = (x_MK / scale_M1.to(x_MK.dtype)).round_().clamp_(-128.0, 127.0)
     return codes_MK.to(torch.int8), scale_M1
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.linear.base import LinearBackend
-from runtime.kernels.linear.dequant import dequantise
+from runtime.kernels.linear.dequant import dequantise, nvfp4_kernel
 from runtime.kernels.linear.nvfp4_native import activation_scale, quantise
 from runtime.kernels.linear.packed import PackedLinear
 
@@ -23,7 +23,8 @@ class NVFP4KitchenFallbackLinear(PackedLinear):
         x_SK = self.scaled_input(x).reshape(-1, self.in_features)
         scale = activation_scale(x_SK, self.input_scale)
         codes, blocks = quantise(x_SK, scale)
-        rounded = ck.dequantize_nvfp4(codes, scale, blocks, x.dtype)
+        with nvfp4_kernel(codes):
+            rounded = ck.dequantize_nvfp4(codes, scale, blocks, x.dtype)
         rounded = rounded[: x_SK.shape[0], : self.in_features]
         y_SN = F.linear(rounded, dequantise(self.packed, x.dtype), self.bias_as(x))
         return y_SN.reshape(*x.shape[:-1], self.out_features)
