@@ -50,7 +50,8 @@ def check_reference(reference: Reference) -> MediaInfo:
             raise ValueError(
                 f"{reference.soundtrack or reference.path} holds no sound; give an audio file"
             )
-    if reference.kind != "audio" and info.kind != reference.kind:
+    gif = info.video_codec == "gif" and info.frames > 1  # read as a picture or as a video
+    if reference.kind not in ("audio", info.kind) and not (gif and reference.kind == "video"):
         raise ValueError(
             f"{reference.path} is {_ARTICLE[info.kind]}, not {_ARTICLE[reference.kind]}; "
             f"give it as a reference {info.kind} or choose another file"
@@ -68,8 +69,9 @@ def check_models(plan: Plan) -> None:
     models = plan.models
     for file in (models.dit, models.text_encoder, models.video_vae, models.audio_vae):
         if not file.is_file():
+            what = "not an ordinary file" if file.exists() else "not there"
             raise ValueError(
-                f"plan {plan.name} needs {file}, which is not there; put the file there or change "
+                f"plan {plan.name} needs {file}, which is {what}; put the file there or change "
                 "[models] in the plan"
             )
 

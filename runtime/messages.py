@@ -41,6 +41,8 @@ class Reference:
             raise ValueError(f"reference kind must be image, video or audio, got {self.kind!r}")
         if self.kind != "video" and (self.soundtrack is not None or self.mute):
             raise ValueError(f"a soundtrack belongs to a video reference, got one on {self.path}")
+        if self.mute and self.soundtrack is not None:
+            raise ValueError(f"{self.path} is muted and has a soundtrack; leave out one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _OTHER_FORMATS = {
     b"GGUF": "a GGUF file",
     b"PK\x03\x04": "a zip archive (a PyTorch .pt file?)",
-    b"\x80\x02": "a Python pickle",
+    **{bytes((0x80, protocol)): "a Python pickle" for protocol in range(2, 6)},
     b"version ": "a git-lfs pointer, not the file itself",
 }
 
@@ -74,7 +73,8 @@ def read_header(path: Path) -> Header:
     bytes of a tensor overlap, leave a hole or do not fit its dtype and shape (contract 8).
     """
     if not path.is_file():
-        kind = "is a folder" if path.is_dir() else "does not exist"
+        there = "is not an ordinary file" if path.exists() else "does not exist"
+        kind = "is a folder" if path.is_dir() else there
         raise CheckpointError(f"{path} {kind}; give the path of a .safetensors file")
     with path.open("rb") as file:
         file_bytes = file.seek(0, 2)
@@ -106,15 +106,16 @@ def read_bytes(header: Header, info: TensorInfo) -> bytes:
 
 
 def _json_length(path: Path, start: bytes, file_bytes: int) -> int:
+    length = int.from_bytes(start[:8], "little")
+    begins_right = start[8:9] == b"{" and 2 <= length <= MAX_HEADER_BYTES
     for magic, name in _OTHER_FORMATS.items():
-        if start.startswith(magic):
+        if start.startswith(magic) and not begins_right:  # a length of 640 begins as a pickle does
             raise CheckpointError(f"{path} is {name}; only safetensors files are supported")
     if file_bytes < 10:
         raise CheckpointError(
             f"{path} is not a safetensors file: it has {file_bytes} bytes; download it again"
         )
-    length: int = struct.unpack("<Q", start[:8])[0]
-    if start[8:9] != b"{" or length > MAX_HEADER_BYTES or length < 2:
+    if not begins_right:
         raise CheckpointError(
             f"{path} is not a safetensors file: it does not begin with a header length and JSON"
         )

@@ -231,14 +231,17 @@ class Pipeline:
         loaded = load_reference(reference, options)
         for note in loaded.notes:
             job.note(f"{reference.path.name}: {note}")
-        media = ReferenceMedia(
-            kind=reference.kind,
-            pixels=loaded.pixels,
-            wave=loaded.wave,
-            sample_rate=loaded.rate,
-            content_hash=loaded.content_hash,
-            on_canvas=reference.kind == "video",
-        )
+        try:
+            media = ReferenceMedia(
+                kind=reference.kind,
+                pixels=loaded.pixels,
+                wave=loaded.wave,
+                sample_rate=loaded.rate,
+                content_hash=loaded.content_hash,
+                on_canvas=reference.kind == "video",
+            )
+        except ValueError as error:  # a sound of too few samples
+            raise ValueError(f"{reference.soundtrack or reference.path}: {error}") from error
         size = request.width, request.height
         for note in encoding_notes(
             media, mode=request.ref_image_size, target=size, target_frames=request.frames

@@ -117,7 +117,6 @@ def _soundtrack(
 ) -> tuple[NDArray[np.float32] | None, int]:
     if reference.mute:
         return None, 0
-    replaced = reference.soundtrack is not None
     if reference.soundtrack is not None:
         sound = load_sound(reference.soundtrack, downmix=options.downmix)
     else:
@@ -125,10 +124,18 @@ def _soundtrack(
         if own is None:
             return None, 0
         sound = own
-    notes += sound.notes + _rate_notes(sound, options)
+    changes = sound.notes + _rate_notes(sound, options)
     wave_1CL = sound.wave
-    if not replaced:
-        wave_1CL = _in_sync(wave_1CL, sound.rate, video.start_seconds - sound.start_seconds, notes)
+    if reference.soundtrack is not None:
+        notes += [f"soundtrack {reference.soundtrack.name}: {change}" for change in changes]
+    else:
+        notes += changes
+        late_seconds = video.start_seconds - sound.start_seconds
+        if round(late_seconds * sound.rate) >= wave_1CL.shape[2]:
+            raise ValueError(
+                f"the sound of {reference.path} ends before its pictures start; mute it"
+            )
+        wave_1CL = _in_sync(wave_1CL, sound.rate, late_seconds, notes)
     seconds, shown = wave_1CL.shape[2] / sound.rate, video.frames.shape[0] / FPS
     if seconds - shown > 1 / FPS:
         notes.append(f"soundtrack of {seconds:.2f} s used whole beside {shown:.2f} s of pictures")
@@ -143,8 +150,6 @@ def _in_sync(
         return wave_1CL
     samples = round(abs(late_seconds) * rate)
     if late_seconds > 0:
-        if samples >= wave_1CL.shape[2]:
-            raise ValueError("the sound of the video ends before its pictures start; mute it")
         notes.append(f"{late_seconds:.2f} s of sound before the first picture cut")
         return np.ascontiguousarray(wave_1CL[..., samples:])
     notes.append(f"{-late_seconds:.2f} s of silence put before the sound, as in the file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ def test_bytes_after_the_last_tensor_are_refused(tmp_path: Path) -> None:
         (b"GGUF\x03\x00\x00\x00 and more", "a GGUF file"),
         (b"PK\x03\x04 and then some zip", "a zip archive"),
         (b"\x80\x02} a pickle of old", "a Python pickle"),
+        (pickle.dumps({"weights": list(range(99))}), "a Python pickle"),
         (b"version https://git-lfs.github.com/spec/v1", "git-lfs pointer"),
         (b"just some text, long enough to be read", "not a safetensors file"),
     ],
@@ -77,6 +79,15 @@ def test_other_kinds_of_file_are_refused_by_name(tmp_path: Path, content: bytes,
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=said):
         read_header(path)
+
+
+@pytest.mark.parametrize("length", [0x280, 0x480, 0x04034B50])
+def test_a_header_length_that_looks_like_another_format_is_read(
+    tmp_path: Path, length: int
+) -> None:
+    text = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(length)
+    path = raw_file(tmp_path / "x.safetensors", text, b"12345678")
+    assert read_header(path).tensors["a"].shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +147,8 @@ def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
         read_header(tmp_path / "none.safetensors")
     with pytest.raises(CheckpointError, match="is a folder"):
         read_header(tmp_path)
+    with pytest.raises(CheckpointError, match="/dev/zero is not an ordinary file"):
+        read_header(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

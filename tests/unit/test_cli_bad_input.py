@@ -10,6 +10,7 @@ import sys
 import time
 import wave
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import presets
+from app import preflight, presets
+from runtime.messages import Reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,6 +112,31 @@ def test_a_picture_given_as_video_is_refused(image: Path) -> None:
     )
 
 
+def test_an_animated_gif_can_be_a_video_but_a_still_one_cannot(tmp_path: Path) -> None:
+    shades = [Image.new("RGB", (64, 64), (n * 20, 0, 0)) for n in range(8)]
+    shades[0].save(tmp_path / "a.gif", save_all=True, append_images=shades[1:], duration=80)
+    shades[0].save(tmp_path / "still.gif")
+    info = preflight.check_reference(Reference(kind="video", path=tmp_path / "a.gif"))
+    assert info.frames == 8
+    preflight.check_reference(Reference(kind="image", path=tmp_path / "a.gif"))
+    with pytest.raises(ValueError, match=r"still\.gif is an image, not a video"):
+        preflight.check_reference(Reference(kind="video", path=tmp_path / "still.gif"))
+
+
+def test_a_sound_of_one_sample_is_refused_by_name(tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "click.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(b"\0\0")
+    done = generate("--ref-audio", tmp_path / "click.wav", "--out", tmp_path / "run")
+    refused(done, "click.wav: a sound must last at least 25 ms, got 1 samples at 8000 Hz")
+
+
+def test_a_muted_video_with_a_soundtrack_is_refused(tmp_path: Path) -> None:
+    clip = video(tmp_path / "a.mp4", 24)
+    done = generate("--ref-video", clip, "--soundtrack", clip, "--mute")
+    refused(done, "a.mp4 is muted and has a soundtrack; leave out one of them")
+
+
 def test_a_silent_video_given_as_sound_is_refused(tmp_path: Path) -> None:
     path = video(tmp_path / "silent.mp4", 24)
     refused(generate("--ref-audio", path), "silent.mp4 holds no sound; give an audio file")
@@ -136,6 +163,13 @@ def test_an_unknown_plan_lists_the_known_ones() -> None:
 def test_a_plan_without_its_checkpoints_says_which_file_is_missing() -> None:
     done = generate(plan="h200x1_sdpa")
     refused(done, "minimax_h3_ref2va_pruned_bf16.safetensors, which is not there; put the file")
+
+
+def test_a_plan_that_names_a_folder_as_a_checkpoint_says_so(tmp_path: Path) -> None:
+    plan = presets.load_plan(presets.find("plans", "cpu"))
+    folder = replace(plan, models=replace(plan.models, dit=tmp_path))
+    with pytest.raises(ValueError, match=f"{tmp_path}, which is not an ordinary file; put the"):
+        preflight.check_models(folder)
 
 
 @pytest.mark.parametrize(

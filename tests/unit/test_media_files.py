@@ -203,6 +203,11 @@ def test_replaced_soundtrack_is_used_and_changes_the_hash(tmp_path: Path) -> Non
     assert media.wave is not None and media.rate == 8000
     assert torch.equal(media.wave, torch.full((1, 1, 8000), 0.5))
     assert media.content_hash not in (content_hash(path), content_hash(other))
+    notes = [note for note in media.notes if note.startswith("soundtrack b.wav: ")]
+    assert notes == [
+        "soundtrack b.wav: mono, duplicated to stereo at full level",
+        "soundtrack b.wav: 8000 Hz -> 32000 Hz",
+    ]
 
 
 def test_video_without_sound_has_none(tmp_path: Path) -> None:
