@@ -38,7 +38,12 @@ from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.packing import TargetShape
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.schedule import sigmas_for
-from runtime.h3.sizes import SAMPLE_RATE, audio_latents_of_frames, latent_frames
+from runtime.h3.sizes import (
+    PIXELS_PER_LATENT,
+    SAMPLE_RATE,
+    audio_latents_of_frames,
+    latent_frames,
+)
 from runtime.h3.text import TextEncoder
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
@@ -48,7 +53,6 @@ from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import Event, Note, Plan, Progress, Ref2VARequest, Reference, Result
 
-PIXELS_PER_LATENT = 16
 _REQUEST_KEY = "h3_request"  # in the metadata of a latents file
 CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
 

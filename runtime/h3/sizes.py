@@ -1,19 +1,14 @@
-"""Integer rules of H3: sizes, frame and latent counts, rows (contract 4, 7, 1.5).
-
-Torch-free, so that the console can say "size encoded, frames kept, rows added" before a run.
-"""
+"""Integer rules of H3, without torch: sizes, frame and latent counts (contract 4, 7, 1.5)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from runtime.messages import FPS, REF_IMAGE_SIZES, SIZE_MULTIPLE
 
 PIXELS_PER_LATENT = 16
-PATCH = 2  # latents per row and side
 FRAMES_PER_CLIP, FIRST_FRAMES = 17, 5  # frames n = 17k + 5 <-> latents 5k + 2
 LATENTS_PER_CLIP, FIRST_LATENTS = 5, 2
 
@@ -34,13 +29,6 @@ def latent_frames(num_frames: int) -> int:
     if num_frames <= FIRST_FRAMES:
         return FIRST_LATENTS
     return (num_frames - FIRST_FRAMES) // FRAMES_PER_CLIP * LATENTS_PER_CLIP + FIRST_LATENTS
-
-
-def frames_of_latents(num_latents: int) -> int:
-    """Frames of 5k+2 video latents: 17k+5; one latent is one frame."""
-    if num_latents == 1:
-        return 1
-    return (num_latents - FIRST_LATENTS) // LATENTS_PER_CLIP * FRAMES_PER_CLIP + FIRST_FRAMES
 
 
 def audio_latents_of_frames(num_frames: int) -> int:
@@ -159,52 +147,3 @@ def check_guide_fits(resolved_index: int, num_frames: int, target_frames: int) -
             f"a guide of {num_frames} frames does not fit at frame {resolved_index} of "
             f"{target_frames}; use frame {max(0, target_frames - num_frames)} or a shorter guide"
         )
-
-
-def rows_of_video(size: Size, num_latents: int = 1) -> int:
-    """Rows that an image (one latent) or a video adds to every step."""
-    width, height = (side // PIXELS_PER_LATENT // PATCH for side in size)
-    return num_latents * width * height
-
-
-def rows_of_audio(num_latents: int) -> int:
-    """Rows that a sound adds to every step: one per latent and stereo channel."""
-    return 2 * num_latents
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedReference:
-    """What a reference becomes: size and frames encoded, rows it adds to every step."""
-
-    size: Size  # (0, 0) for a sound
-    frames: int  # 1 for an image, 0 for a sound
-    audio_latents: int
-    rows: int
-
-
-def encoded_image(width: int, height: int, *, mode: str, target: Size) -> EncodedReference:
-    """An image reference; arguments as for size_of_image."""
-    size = size_of_image(width, height, mode=mode, target=target)
-    return EncodedReference(size=size, frames=1, audio_latents=0, rows=rows_of_video(size))
-
-
-def encoded_video(
-    width: int,
-    height: int,
-    num_frames: int,
-    *,
-    target_frames: int,
-    num_samples: int = 0,
-    sample_rate: int = SAMPLE_RATE,
-) -> EncodedReference:
-    """A video reference of `num_frames` at 24 fps with its soundtrack, which is not cut."""
-    size, frames = canvas_of_video(width, height), kept_frames(num_frames, target_frames)
-    audio_latents = audio_latents_of_samples(num_samples, sample_rate)
-    rows = rows_of_video(size, latent_frames(frames)) + rows_of_audio(audio_latents)
-    return EncodedReference(size=size, frames=frames, audio_latents=audio_latents, rows=rows)
-
-
-def encoded_audio(num_samples: int, sample_rate: int) -> EncodedReference:
-    """A stand-alone audio reference."""
-    latents = audio_latents_of_samples(num_samples, sample_rate)
-    return EncodedReference(size=(0, 0), frames=0, audio_latents=latents, rows=2 * latents)

@@ -44,12 +44,6 @@ def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comp
         return free + list(_staged_encode(vae, golden) if encode else _staged_decode(vae, golden))
 
 
-def compare_decode(golden: Golden, frames: Tensor) -> Comparison:
-    """`decode/video` of an e2e golden against decoded frames [F,H,W,3]."""
-    want = golden.tensor("decode/video")
-    return compare("decode/video", frames, want, run="free", stage=DECODE_STAGE)
-
-
 def load_golden_vae(golden: Golden, checkpoints: Path, device: torch.device) -> VideoVAE:
     """The golden's VAE in the golden's dtype, on the device, with torch's attention."""
     dtype = golden.header["vae_dtype"]
