@@ -32,7 +32,18 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; a ValueError or OSError becomes one sentence on stderr and status 2."""
+    """Run one command; a ValueError or OSError becomes one sentence on stderr and status 2.
+
+    Status 130 after Ctrl-C or SIGTERM, which may come while the command is still being imported.
+    """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print(f"launch.py {' '.join(argv[:1])}: stopped", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="launch.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = argv[0] if argv else ""
@@ -51,9 +62,6 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"launch.py {chosen}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"launch.py {chosen}: stopped", file=sys.stderr)
-        return 130
     return status
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import launch
 from app import preflight, presets
 from runtime.messages import Reference
 
@@ -282,6 +283,17 @@ def test_ctrl_c_or_a_term_at_step_2_cancels_cleanly(
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"request.toml", "plan.toml", "events.jsonl", "run.json"}
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "cancelled"
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert launch.main(["generate", "--plan", "cpu"]) == 130
+    assert capsys.readouterr().err == "launch.py generate: stopped\n"
 
 
 @SIGNALS
