@@ -60,9 +60,15 @@ def _run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
-        print(f"launch.py {chosen}: {error}", file=sys.stderr)
+        print(f"launch.py {chosen}: {_sentence(error)}", file=sys.stderr)
         return 2
     return status
+
+
+def _sentence(error: ValueError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror.lower()}{f': {error.filename}' if error.filename else ''}"
+    return str(error)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

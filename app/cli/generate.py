@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for number in _NUMBERS:
         parser.add_argument(f"--{number}", type=int)
-    parser.add_argument("--out", type=Path, help="the run's folder (default: a new one in runs/)")
+    parser.add_argument("--out", help="the run's folder (default: a new one in runs/)")
     parser.add_argument(
         "--no-media",
         action="store_true",
@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     """Checks, loads, generates; exit status 0 ok, 1 failed, 2 bad input, 130 cancelled."""
     plan = presets.load_plan(presets.find("plans", args.plan))
     request = _request(args)
+    if args.out == "":  # an unset shell variable; as a path it would mean the folder one is in
+        raise ValueError("--out must be a folder, got ''; give its path or leave --out away")
     folder = presets.user_path(args.out or runs.FOLDER / request.id).absolute()
     preflight.check(request, plan, folder, media=not args.no_media)
     record = Run(folder, request, plan)

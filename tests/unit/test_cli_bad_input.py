@@ -78,6 +78,8 @@ def video(path: Path, frames: int, *, rate: int = 24) -> Path:
         (("--ref-image", "https://example.org/a.png"), ("does not exist",)),
         (("--ref-image", "presets"), ("presets is not an ordinary file",)),
         (("--ref-image", "~nosuchuser/a.png"), ("~nosuchuser/a.png leads nowhere",)),
+        (("--out", ""), ("--out must be a folder, got ''",)),
+        (("--out", "/dev/null/run"), ("not a directory: /dev/null/run",)),
         (("--out", "~nosuchuser/run"), ("~nosuchuser/run leads nowhere",)),
         (("--request", "~nosuchuser/r.toml"), ("~nosuchuser/r.toml leads nowhere",)),
     ],

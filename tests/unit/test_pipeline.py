@@ -345,6 +345,16 @@ def test_a_full_checkpoint_runs_and_a_streamed_text_encoder_is_freed(
     assert len(made) == 1 and made[0]() is None
 
 
+def test_a_streamed_and_a_resident_text_encoder_give_the_same_latents(
+    pipeline: Pipeline, tmp_path: Path, picture: Reference
+) -> None:
+    asked = request("the same either way", references=(picture,), cfg=3.0, negative_prompt="blur")
+    streamed = load(demo_plan(text_encoder="stream"), progress=lambda part, done, total: None)
+    first = Ran(streamed, asked, tmp_path / "1").latents()
+    other = Ran(pipeline, asked, tmp_path / "2").latents()
+    assert all(torch.equal(first[name], other[name]) for name in ("video", "audio"))
+
+
 def test_loading_reports_every_part(tmp_path: Path) -> None:
     seen: list[str] = []
     plan = demo_plan(text_encoder="resident")
