@@ -64,6 +64,8 @@ def build_host(session: Session) -> FastAPI:
         job = session.snapshot().job(id)
         if job is None or not isinstance(job.last, Result) or job.last.video is None:
             raise HTTPException(404, "no such video")
+        if not job.last.video.is_file():
+            raise HTTPException(404, f"the video is no longer in {job.folder}")
         return FileResponse(job.last.video, media_type="video/mp4")
 
     return app

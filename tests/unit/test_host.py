@@ -13,6 +13,7 @@ from PIL import Image
 from app.host import build_host, check_bind, listen
 from app.session import Session
 from panels import views
+from runtime.messages import Result
 from tests import fakes
 from tests.unit.test_session import demo_plan, ended, until
 
@@ -44,6 +45,17 @@ def test_a_finished_video_is_served_in_ranges(client: TestClient) -> None:
 @pytest.mark.parametrize("id", ["other", "..%2f..%2fetc%2fpasswd", "film%00"])
 def test_anything_but_a_known_run_is_not_found(client: TestClient, id: str) -> None:
     assert client.get(f"/api/v1/runs/{id}/video").status_code == 404
+
+
+def test_a_video_that_was_deleted_is_a_404_that_says_so(
+    client: TestClient, session: Session
+) -> None:
+    job = session.snapshot().job("film")
+    assert job is not None and isinstance(job.last, Result) and job.last.video is not None
+    aside = job.last.video.rename(job.folder / "aside.mp4")
+    answer = client.get("/api/v1/runs/film/video")
+    aside.rename(job.last.video)
+    assert answer.status_code == 404 and "no longer in" in answer.text
 
 
 def test_a_foreign_host_name_is_refused(client: TestClient) -> None:
