@@ -42,9 +42,10 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket (port 0: any free one); ValueError if the port is taken."""
     try:
         return socket.create_server((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
         raise ValueError(
-            f"port {port} on {host} cannot be used ({error.strerror}); choose another with --port"
+            f"port {port} on {host} cannot be used ({reason}); choose another with --port"
         ) from error
 
 

@@ -37,7 +37,8 @@ def find(kind: Kind, name: str) -> Path:
     path = user_path(name)
     if path.suffix == ".toml" or path.parent != Path("."):
         if not path.is_file():
-            raise ValueError(f"{path} does not exist; give a TOML file or one of {_list(kind)}")
+            what = "is not an ordinary file" if path.exists() else "does not exist"
+            raise ValueError(f"{path} {what}; give a TOML file or one of {_list(kind)}")
         return path
     if name not in names(kind):
         raise ValueError(f"no preset {name!r} in presets/{kind}; there are {_list(kind)}")

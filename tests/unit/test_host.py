@@ -91,6 +91,14 @@ def test_a_taken_port_is_named() -> None:
             listen("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_is_none_is_refused(port: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"port {port} .* cannot be used \(ports are 0 to 65535\)"
+    ):
+        listen("127.0.0.1", port)
+
+
 def test_the_view_of_a_finished_run_has_its_video_notes_and_table(session: Session) -> None:
     view = views.run(session.snapshot())
     assert view["video"] == "/api/v1/runs/film/video" and not view["running"]

@@ -137,6 +137,8 @@ def test_an_unknown_preset_name_lists_the_known_ones() -> None:
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ValueError, match=r"nowhere/p\.toml does not exist; give a TOML file or"):
         presets.find("plans", "nowhere/p.toml")
+    with pytest.raises(ValueError, match="/dev/zero is not an ordinary file; give a TOML file"):
+        presets.find("plans", "/dev/zero")
 
 
 def test_a_loop_of_links_leads_nowhere(tmp_path: Path) -> None:
