@@ -50,7 +50,8 @@ def linear_builder(
             continue
         backend = by_format.get(quant.format)
         if backend is None:
-            raise Unavailable(", ".join(names), f"none of them runs {quant.format} ({layer})")
+            named = ", ".join(dict.fromkeys(names))
+            raise Unavailable(named, f"none of them runs {quant.format} ({layer})")
         if reason := backend.reason(device):
             raise Unavailable(backend.name, reason)
         builds[layer] = backend.build
