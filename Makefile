@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV): PyTorch and the rest, 2 GB with the CPU build, more with CUDA"
+	@$(PYTHON) -m venv $(VENV) || (echo "no venv module: apt-get install python3-venv"; exit 1)
 	$(BIN)/python -m pip install -q -U pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,peers]"

@@ -20,6 +20,8 @@ class Command:
     help: str
 
 
+DESCRIPTION = "MiniMax H3 from ComfyUI checkpoints; COMMAND --help tells its options."
+
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("panels.serve", "open the console in a browser"),
     "generate": Command("app.cli.generate", "prompt and references in, video with sound out"),
@@ -44,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="launch.py", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = argv[0] if argv else ""
     for name, command in COMMANDS.items():

@@ -146,6 +146,11 @@ def _request(args: argparse.Namespace) -> Ref2VARequest:
     }
     if args.references:
         changes["references"] = tuple(_reference(given) for given in args.references)
+    if args.request is None and args.prompt is None:
+        raise ValueError(
+            "nothing says what to generate; give --request (a name in presets/requests or a TOML "
+            'file) or --prompt "..."'
+        )
     if args.request is None:
         return Ref2VARequest(id=runs.new_id(), **({"prompt": ""} | changes))
     path = presets.find("requests", args.request)

@@ -215,7 +215,7 @@ class Pipeline:
                 f"mode of {self.plan.models.dit.name} unknown: if it is not a Ref2VA file the "
                 f"result is wrong without an error (launch.py inspect --learn names it)"
             )
-            job.note(text, warning=True)
+            job.note(text)
         return ConditioningInputs(
             prompt=request.prompt,
             width=request.width,
@@ -380,8 +380,11 @@ class Pipeline:
 
     def _wave(self, latent: Tensor, job: _Job) -> Tensor:
         """[1, 2, L] fp32 on the CPU, with ComfyUI's loudness guard (contract 7)."""
+        job.progress(AUDIO_VAE_DECODE, 0, 1)
         with job.clock.stage(AUDIO_VAE_DECODE):
-            return loudness_guard(self.audio_vae.decode(latent, cancelled=job.cancelled)).cpu()
+            wave = loudness_guard(self.audio_vae.decode(latent, cancelled=job.cancelled)).cpu()
+        job.progress(AUDIO_VAE_DECODE, 1, 1)
+        return wave
 
     # ---- records
 

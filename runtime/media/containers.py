@@ -50,8 +50,9 @@ def open_media(path: Path) -> Iterator[InputContainer]:
 def unreadable(path: Path, reason: str) -> str:
     """The sentence for a file that FFmpeg does not know or cannot read to its end."""
     return (
-        f"{path} is not a readable video or sound, or it is damaged or cut short ({reason}); "
-        f"give an mp4, mov, mkv, webm, avi, gif, wav, mp3, flac or ogg file"
+        f"{path} is not a readable picture, video or sound, or it is damaged or cut short "
+        f"({reason}); give a png, jpg, webp, mp4, mov, mkv, webm, avi, gif, wav, mp3, flac or ogg "
+        f"file"
     )
 
 

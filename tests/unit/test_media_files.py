@@ -143,7 +143,7 @@ def test_probe_goes_by_content_and_not_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.png").rename(tmp_path / "a.mp4")
     assert probe(tmp_path / "a.mp4").kind == "image"
     (tmp_path / "a.png").write_text("text")
-    with pytest.raises(ValueError, match="is not a readable video or sound"):
+    with pytest.raises(ValueError, match="is not a readable picture, video or sound"):
         probe(tmp_path / "a.png")
 
 

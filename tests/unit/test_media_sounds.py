@@ -139,7 +139,7 @@ def test_sound_without_samples_is_refused(tmp_path: Path) -> None:
 
 def test_text_named_wav_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_text("not a sound\n" * 100)
-    with pytest.raises(ValueError, match="is not a readable video or sound"):
+    with pytest.raises(ValueError, match="is not a readable picture, video or sound"):
         load_sound(tmp_path / "a.wav")
 
 

@@ -360,7 +360,7 @@ def test_ffconcat_disguised_as_mp4_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_text("ffconcat version 1.0\nfile secret.mp4\n")
     with av.open(str(tmp_path / "a.mp4")) as container:  # the attack works where nobody forbids it
         assert container.format.name == "concat"
-    with pytest.raises(ValueError, match=r"a\.mp4 is not a readable video or sound"):
+    with pytest.raises(ValueError, match=r"a\.mp4 is not a readable picture, video or sound"):
         load_video(tmp_path / "a.mp4", max_frames=5)
 
 
@@ -375,7 +375,7 @@ def test_ffconcat_disguised_as_mp4_is_refused(tmp_path: Path) -> None:
 def test_playlists_and_text_are_refused(tmp_path: Path, name: str, text: str) -> None:
     write_counting(tmp_path / "secret.mp4", 5)
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match="is not a readable video or sound"):
+    with pytest.raises(ValueError, match="is not a readable picture, video or sound"):
         load_video(tmp_path / name, max_frames=5)
 
 
