@@ -62,6 +62,17 @@ def test_nothing_is_wider_than_the_window(page: Page, width: int, theme: str) ->
     assert page.js(wide) == []
 
 
+def test_a_long_file_name_in_the_notes_wraps_on_a_phone(page: Page, tmp_path: Path) -> None:
+    picture = tmp_path / f"{'x' * 72}.png"
+    Image.fromarray(np.full((128, 192, 3), 90, np.uint8)).save(picture)  # shrunk: a note names it
+    page.open(width=390)
+    page.upload(picture)
+    page.click("#go")
+    page.until(lambda: page.state() == "done" and picture.name in page.text(".notes"))
+    page.shot("390_light_long_name")
+    assert page.js("return document.documentElement.scrollWidth") == 390
+
+
 def test_everything_the_page_loads_comes_from_the_console(page: Page) -> None:
     names = page.js("return performance.getEntriesByType('resource').map(e=>e.name)")
     assert names and all(name.startswith((page.url, "data:", "blob:")) for name in names)
