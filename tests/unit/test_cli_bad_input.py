@@ -17,11 +17,13 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import launch
 from app import preflight, presets
 from runtime.messages import Reference
+from tests.checkpoint_files import edited, marker, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,13 +198,41 @@ def test_a_plan_that_cannot_run_here_is_refused_with_the_reason(
     refused(generate(plan=tmp_path / "p.toml"), *words)
 
 
+def plan_with(tmp_path: Path, dit: Path) -> Path:
+    """The demo plan with another denoiser."""
+    demo = (presets.DEMO / "h3_tiny_pruned_bf16.safetensors").resolve()
+    text = presets.dump_plan(presets.load_plan(presets.find("plans", "cpu")))
+    assert str(demo) in text
+    (tmp_path / "p.toml").write_text(text.replace(str(demo), str(dit)))
+    return tmp_path / "p.toml"
+
+
 def test_a_truncated_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     whole = presets.DEMO / "h3_tiny_pruned_bf16.safetensors"
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(whole.read_bytes()[:-1000])
-    text = presets.dump_plan(presets.load_plan(presets.find("plans", "cpu")))
-    (tmp_path / "p.toml").write_text(text.replace(str(whole.resolve()), str(cut)))
-    refused(generate(plan=tmp_path / "p.toml"), "cut.safetensors")
+    refused(generate(plan=plan_with(tmp_path, cut)), "cut.safetensors")
+
+
+@pytest.mark.parametrize("format", ["convrot_w4a4", "mxfp8", "nf5"])
+def test_an_unknown_marker_is_refused_by_format_and_layer(tmp_path: Path, format: str) -> None:
+    layer = "blocks.1.attn.qkv_proj"
+
+    def mark(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{layer}.comfy_quant"] = marker(format=format)
+
+    dit = edited(tiny(tmp_path, "dit", "pruned_nvfp4"), mark)
+    refused(generate(plan=plan_with(tmp_path, dit)), format, layer)
+
+
+def test_a_tensor_of_a_wrong_size_is_refused_by_name_and_shapes(tmp_path: Path) -> None:
+    name = "blocks.2.mlp.fc2.weight"
+
+    def shrink(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name][:-1].contiguous()
+
+    dit = edited(tiny(tmp_path, "dit", "pruned_bf16"), shrink)
+    refused(generate(plan=plan_with(tmp_path, dit)), name, "[127, 384]", "[128, 384]")
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
