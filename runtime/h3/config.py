@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from runtime.checkpoints.base import Checkpoint, CheckpointError
 
 NORM_EPS = 1e-5  # norm, q/k norm and final norm alike
-FREQUENCY_DIM = 256  # time embedding of the full form
 PATCH = 2
 _VECTORS = ("blocks.0.attn.q_norm.weight", "rope.inv_freq")
 NUM_MODALITIES = 3  # AdaLN rows per timestep: 0 video, 1 text, 2 audio
@@ -30,6 +29,7 @@ class H3Config:
     time_dim: int  # width of t_emb: 2688 (full), 8 (pruned)
     curve_grid: int  # rows of adaln_t_table; 0 in the full form
     time_hidden: int  # hidden width of the time embedder; 0 in the pruned form
+    frequency_dim: int  # sinusoids that enter it: 256; 0 in the pruned form
 
     @property
     def pruned(self) -> bool:
@@ -64,10 +64,10 @@ class H3Config:
         head_dim = shape("blocks.0.attn.q_norm.weight")[0]
         if "adaln_t_table" in names:
             curve_grid, time_dim = shape("adaln_t_table")
-            time_hidden = 0
+            time_hidden = frequency_dim = 0
         else:
             curve_grid = 0
-            time_hidden = shape("time_embedder.proj_in.weight")[0]
+            time_hidden, frequency_dim = shape("time_embedder.proj_in.weight")
             time_dim = shape("time_embedder.proj_out.weight")[0]
         cfg = cls(
             hidden=shape("video_patch_proj.weight")[0],
@@ -83,6 +83,7 @@ class H3Config:
             time_dim=time_dim,
             curve_grid=curve_grid,
             time_hidden=time_hidden,
+            frequency_dim=frequency_dim,
         )
         if cfg.rope_dim > cfg.head_dim:
             raise CheckpointError(

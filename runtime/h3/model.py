@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.h3.config import FREQUENCY_DIM, NORM_EPS, NUM_MODALITIES, PATCH, H3Config
+from runtime.h3.config import NORM_EPS, NUM_MODALITIES, PATCH, H3Config
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.fused import RmsRope
 
@@ -187,11 +187,11 @@ class TimeEmbedder(nn.Module):
 
     def __init__(self, cfg: H3Config) -> None:
         super().__init__()
-        self.proj_in = nn.Linear(FREQUENCY_DIM, cfg.time_hidden)
+        self.proj_in = nn.Linear(cfg.frequency_dim, cfg.time_hidden)
         self.proj_out = nn.Linear(cfg.time_hidden, cfg.time_dim)
 
     def forward(self, t_M: Tensor) -> Tensor:
-        half = FREQUENCY_DIM // 2
+        half = self.proj_in.in_features // 2
         index = torch.arange(half, dtype=torch.float32, device=t_M.device)
         frequencies = torch.exp(-math.log(10000) * index / half)
         args = t_M[:, None] * frequencies[None]

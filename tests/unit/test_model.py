@@ -340,7 +340,7 @@ def test_the_configuration_comes_from_the_shapes() -> None:
     assert cfg == H3Config(
         hidden=5376, num_layers=50, num_refiner_layers=2, num_heads=56, head_dim=128, ffn=14336,
         text_dim=5120, video_channels=24, audio_channels=32, num_inv_freq=16, time_dim=8,
-        curve_grid=1025, time_hidden=0,
+        curve_grid=1025, time_hidden=0, frequency_dim=0,
     )  # fmt: skip
     assert cfg.pruned and cfg.rope_dim == 96
 
