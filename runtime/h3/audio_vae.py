@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runtime.cancel import Cancelled
-from runtime.checkpoints.base import Checkpoint, CheckpointError
+from runtime.checkpoints.base import Checkpoint, CheckpointError, PackedWeight
+from runtime.checkpoints.load import LoadProgress, LoadReport, load_into
 from runtime.h3.sizes import SAMPLES_PER_LATENT, resampled_length
 from runtime.nonfinite import require_finite
 
@@ -430,3 +431,25 @@ def build_audio_vae(checkpoint: Checkpoint) -> AudioVAE:
             return AudioVAE(shapes).requires_grad_(False).eval()
     except KeyError as missing:
         raise CheckpointError(f"the audio VAE file lacks the tensor {missing}") from missing
+
+
+def load_audio_vae(
+    checkpoint: Checkpoint, *, device: torch.device, progress: LoadProgress | None = None
+) -> tuple[AudioVAE, LoadReport]:
+    """The VAE of an open checkpoint, on `device`, float32 as stored; CheckpointError as above."""
+    vae = build_audio_vae(checkpoint)
+    report = load_into(
+        vae,
+        checkpoint,
+        device=device,
+        dtype_of=lambda name, stored: stored,
+        build_linear=_no_packed_layer,
+        progress=progress,
+    )
+    return vae, report
+
+
+def _no_packed_layer(packed: PackedWeight, replaced: nn.Module) -> nn.Module:
+    raise CheckpointError(
+        f"the audio VAE's layer {packed.layer} is quantised; only fp32 files are known"
+    )

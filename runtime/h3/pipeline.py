@@ -21,10 +21,10 @@ from torch import Tensor
 from runtime.cancel import Cancelled
 from runtime.checkpoints import open_checkpoint
 from runtime.checkpoints.header import CheckpointError, read_header
-from runtime.checkpoints.load import LoadReport, load_into
+from runtime.checkpoints.load import LoadReport
 from runtime.checkpoints.modes import mode_of
 from runtime.clock import AUDIO_VAE_DECODE, DENOISE, MUX, VIDEO_VAE_DECODE, StageClock
-from runtime.h3.audio_vae import AudioVAE, build_audio_vae, loudness_guard
+from runtime.h3.audio_vae import load_audio_vae, loudness_guard
 from runtime.h3.conditioning import (
     Conditioning,
     ConditioningInputs,
@@ -122,16 +122,9 @@ class Pipeline:
                 progress=tell("video VAE"),
             )
         reports.append(report)
-        with torch.device("meta"), _naming(files.audio_vae):
-            self.audio_vae: AudioVAE = build_audio_vae(audio)
         with _naming(files.audio_vae):
-            report = load_into(
-                self.audio_vae,
-                audio,
-                device=self.device,
-                dtype_of=lambda name, stored: stored,
-                build_linear=_no_packed_layer,
-                progress=tell("audio VAE"),
+            self.audio_vae, report = load_audio_vae(
+                audio, device=self.device, progress=tell("audio VAE")
             )
         reports.append(report)
 
@@ -437,10 +430,6 @@ class Pipeline:
             if formats & set(backend.formats):
                 resolved[f"linear {name}"] = backend.route(device)
         return resolved
-
-
-def _no_packed_layer(packed: object, replaced: object) -> torch.nn.Module:
-    raise ValueError("the audio VAE holds quantised layers; only fp32 files are known")
 
 
 @contextmanager

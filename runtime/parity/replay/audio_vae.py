@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.checkpoints import open_checkpoint
-from runtime.checkpoints.base import PackedWeight
-from runtime.checkpoints.load import load_into
-from runtime.h3.audio_vae import AudioVAE, build_audio_vae, fit_stereo, loudness_guard, resample
+from runtime.h3.audio_vae import AudioVAE, fit_stereo, load_audio_vae, loudness_guard, resample
 from runtime.h3.sizes import SAMPLE_RATE
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
@@ -28,7 +26,7 @@ def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comp
     Free: from the waves or latents alone. Staged (CPU only): each module and decode from its stored
     input.
     """
-    vae = _load(checkpoints / CHECKPOINT, device)
+    vae, _ = load_audio_vae(open_checkpoint(checkpoints / CHECKPOINT, "audio_vae"), device=device)
     with torch.no_grad(), _tapped(vae) as taps:
         out = [c for k in _numbers(golden, r"in/(\d+)/wave") for c in _round_trip(vae, golden, k)]
         for k in _numbers(golden, r"in/latent_(\d+)"):
@@ -37,24 +35,6 @@ def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comp
         if device.type == "cpu":
             out += list(_staged_modules(vae, golden))
     return out
-
-
-def _load(path: Path, device: torch.device) -> AudioVAE:
-    checkpoint = open_checkpoint(path, "audio_vae")
-    vae = build_audio_vae(checkpoint)
-
-    def no_quantised(packed: PackedWeight, old: nn.Module) -> nn.Module:
-        del old
-        raise Unsupported(f"quantised audio VAE layer {packed.layer}")
-
-    load_into(
-        vae,
-        checkpoint,
-        device=device,
-        dtype_of=lambda name, stored: stored,
-        build_linear=no_quantised,
-    )
-    return vae
 
 
 def _numbers(golden: Golden, pattern: str) -> list[int]:

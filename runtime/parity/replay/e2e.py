@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoints import open_checkpoint
-from runtime.checkpoints.load import load_into
-from runtime.h3.audio_vae import AudioVAE, build_audio_vae, loudness_guard
+from runtime.h3.audio_vae import AudioVAE, load_audio_vae, loudness_guard
 from runtime.h3.conditioning import (
     Conditioning,
     ConditioningInputs,
@@ -503,17 +502,4 @@ def _picture(kind: Any, stored: Tensor, name: str) -> ReferenceMedia:
 def _audio_vae(checkpoints: Path, params: Mapping[str, Any], device: torch.device) -> AudioVAE:
     name = params.get("avae", DEFAULT_AUDIO_VAE)
     checkpoint = open_checkpoint(checkpoints / f"{name}.safetensors", "audio_vae")
-    with torch.device("meta"):
-        vae = build_audio_vae(checkpoint)
-
-    def no_packed(packed: object, old: object) -> torch.nn.Module:
-        raise Unsupported("quantised audio VAE")
-
-    load_into(
-        vae,
-        checkpoint,
-        device=device,
-        dtype_of=lambda layer, stored: stored,
-        build_linear=no_packed,
-    )
-    return vae
+    return load_audio_vae(checkpoint, device=device)[0]
