@@ -90,9 +90,12 @@ class Engine:
             if isinstance(event, Failure):
                 self.close()
 
-    def generate(self, request: Ref2VARequest, *, out: Path, media: bool = True) -> Iterator[Event]:
+    def generate(
+        self, request: Ref2VARequest, *, out: Path, media: bool = True, preview: bool = True
+    ) -> Iterator[Event]:
         """Runs a request into the folder `out`; the last event is Result or Failure."""
-        yield from self._run(Generate(request=request, out=out, media=media), request.id)
+        command = Generate(request=request, out=out, media=media, preview=preview)
+        yield from self._run(command, request.id)
 
     def decode(self, request_id: str, latents: Path, *, out: Path) -> Iterator[Event]:
         """Decodes a latents file to the mp4 `out`; the last event is Result or Failure."""

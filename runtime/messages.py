@@ -149,6 +149,7 @@ class Plan:
     vae_blend: str = "raw_tails"  # spatial tile blending of ComfyUI 0.33
     text_encoder: str = "stream"  # resident: stays on the device between requests | stream
     threads: int = 0  # CPU threads of a rank; 0 leaves torch's choice, parity uses 1
+    kernel_times: bool = True  # attention and GEMM seconds per step; False: not measured
 
     def __post_init__(self) -> None:
         allowed = {
@@ -179,6 +180,7 @@ class Generate:
     request: Ref2VARequest
     out: Path
     media: bool = True
+    preview: bool = True  # a Preview after each step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +232,27 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """Seconds of one stage of one rank, from device events; step is -1 outside denoising."""
+    """Seconds of one stage of one rank, from device events; step is -1 outside denoising.
 
-    stage: str  # one of runtime.clock.STAGES
+    The parts of a step ("attention", "GEMM", "communication", "other") are sums over it: their
+    start is the step's.
+    """
+
+    stage: str  # one of runtime.clock.STAGES or of its PARTS
     seconds: float
     rank: int = 0
     step: int = -1
+    start: float = 0.0  # seconds after the request began, on the same clock
+    peak_bytes: int = 0  # most device memory in use during the stage; 0: not measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a step predicts, written anew to `path`: an animated webp at latent resolution."""
+
+    request_id: str
+    step: int  # from 0
+    path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,4 +279,4 @@ class Failure:
     bad_input: bool = False  # the request, a file or the plan is at fault, not the run
 
 
-Event = Ready | Progress | Note | StageTime | Result | Failure
+Event = Ready | Progress | Note | StageTime | Preview | Result | Failure
