@@ -9,24 +9,30 @@ from runtime.messages import Progress, StageTime
 NOT_MEASURED = "not measured"
 _WHOLE = ("text encode", "reference encode")
 _AFTER = ("video VAE decode", "audio VAE decode", "mux")
-_KERNELS = ("attention", "GEMM", "communication", "other")  # of a step; from the profiler, later
+KERNELS = ("attention", "GEMM", "communication", "other")  # the parts of a step
 
 Row = tuple[str, str]
+Column = tuple[str, float | None]
 
 
 def stage_rows(
     stages: Iterable[StageTime], *, load_seconds: float | None, peak_memory_bytes: int
 ) -> tuple[Row, ...]:
     """(name, text) rows; of several ranks the slowest counts, as the others wait for it."""
-    seen = tuple(stages)
-    rows: list[Row] = [("load", _seconds(load_seconds))]
-    rows += [(name, _seconds(_total(seen, name))) for name in _WHOLE]
-    rows += [("denoise", _seconds(_total(seen, "denoise"))), ("per step", _per_step(seen))]
-    rows += [(f"per step: {name}", NOT_MEASURED) for name in _KERNELS]
-    rows += [(name, _seconds(_total(seen, name))) for name in _AFTER]
-    rows.append(("E2E", _seconds(_total(seen, "end to end"))))
+    rows = [(name, _seconds(value)) for name, value in columns(stages, load_seconds=load_seconds)]
     memory = f"{peak_memory_bytes / 2**30:.2f} GiB" if peak_memory_bytes else NOT_MEASURED
     return (*rows, ("peak memory", memory))
+
+
+def columns(stages: Iterable[StageTime], *, load_seconds: float | None) -> tuple[Column, ...]:
+    """The standard columns in seconds, None for what was not measured; "load" comes first."""
+    seen = tuple(stages)
+    found: list[Column] = [("load", load_seconds)]
+    found += [(name, _total(seen, name)) for name in _WHOLE]
+    found += [("denoise", _total(seen, "denoise")), ("per step", _per_step(seen, "denoise"))]
+    found += [(f"per step: {name}", _per_step(seen, name)) for name in KERNELS]
+    found += [(name, _total(seen, name)) for name in _AFTER]
+    return (*found, ("E2E", _total(seen, "end to end")))
 
 
 def amount(event: Progress) -> str:
@@ -57,12 +63,17 @@ def _total(stages: tuple[StageTime, ...], name: str) -> float | None:
     return max(by_rank.values()) if by_rank else None
 
 
-def _per_step(stages: tuple[StageTime, ...]) -> str:
-    steps: dict[int, float] = {}
+def _per_step(stages: tuple[StageTime, ...], name: str) -> float | None:
+    """Mean over the steps of what the slowest rank took."""
+    by_rank: dict[tuple[int, int], float] = {}
     for stage in stages:
-        if stage.stage == "denoise" and stage.step >= 0:
-            steps[stage.step] = max(steps.get(stage.step, 0.0), stage.seconds)
-    return _seconds(sum(steps.values()) / len(steps) if steps else None)
+        if stage.stage == name and stage.step >= 0:
+            key = (stage.step, stage.rank)
+            by_rank[key] = by_rank.get(key, 0.0) + stage.seconds
+    steps: dict[int, float] = {}
+    for (step, _), seconds in by_rank.items():
+        steps[step] = max(steps.get(step, 0.0), seconds)
+    return sum(steps.values()) / len(steps) if steps else None
 
 
 def _seconds(value: float | None) -> str:
