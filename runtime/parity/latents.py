@@ -1,4 +1,4 @@
-"""`python -m runtime.parity.latents A B OUT`: how far the latents of two runs are apart, as JSON."""
+"""`python -m runtime.parity.latents A B OUT`: how far the latents of two runs are apart."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def figures(a: NDArray[Any], b: NDArray[Any]) -> Figures:
     """
     if a.shape != b.shape:
         return _empty(f"their shapes differ: {_shape(a)} and {_shape(b)}")
+    if not a.size:
+        return _empty("they are empty")
     wide_a, wide_b = (x.astype(np.float64).ravel() for x in (a, b))
     if not (np.isfinite(wide_a).all() and np.isfinite(wide_b).all()):
         return _empty("they hold values that are not finite")
@@ -53,7 +55,7 @@ def figures(a: NDArray[Any], b: NDArray[Any]) -> Figures:
         "max_abs": float(difference.max()),
         "mean_abs": float(difference.mean()),
         "relative_l2": float(np.linalg.norm(difference)) / norm_a if norm_a else None,
-        "cosine": float(wide_a @ wide_b) / both if both else None,
+        "cosine": min(1.0, float(wide_a @ wide_b) / both) if both else None,
         "psnr": 10 * math.log10(value_range**2 / squared_error)
         if squared_error and value_range
         else None,

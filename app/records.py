@@ -1,0 +1,132 @@
+"""What a run folder tells: run.json, or what events.jsonl has of a run that never finished it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from app.timing import columns
+from runtime.messages import StageTime
+
+VIDEO, LATENTS, PREVIEW, THUMB = "result.mp4", "latents.safetensors", "preview.webp", "thumb.webp"
+TELEMETRY = "telemetry.jsonl"
+
+Record = dict[str, Any]
+
+_STAGE_FIELDS = frozenset(field.name for field in fields(StageTime))
+_PATHS_OF_RESULT = ("video", "latents", "record")
+_SHAPE = ("width", "height", "frames", "steps", "sampler", "scheduler", "seed", "cfg")
+
+
+def inside(root: Path, id: str, name: str = "") -> Path | None:
+    """The folder of a run or a file in it; None if missing or if a name or link leads out."""
+    folder = (root / id).resolve()
+    if folder.parent != root.resolve() or not folder.is_dir():
+        return None
+    if not name:
+        return folder
+    file = (folder / name).resolve()
+    return file if file.is_relative_to(folder) and file.is_file() else None
+
+
+def finished(folder: Path) -> Record | None:
+    """run.json, None while there is none; ValueError if it is damaged."""
+    path = folder / "run.json"
+    if not path.is_file():
+        return None
+    try:
+        record: Record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"run.json of {folder.name} is damaged ({error}); delete the run") from (
+            error
+        )
+    return record
+
+
+def told(folder: Path) -> tuple[list[Record], list[Record]]:
+    """(notes, stages) of events.jsonl: all that a run left which was killed."""
+    notes, stages = [], []
+    for event in _events(folder):
+        kind = event.get("event")
+        if kind == "Note":
+            notes.append({"text": event["text"], "warning": event["warning"]})
+        elif kind == "StageTime":
+            stages.append({name: event[name] for name in _STAGE_FIELDS if name in event})
+    return notes, stages
+
+
+def stage_times(record: Record) -> tuple[StageTime, ...]:
+    """The stages of a record; an older one may lack fields that have a default."""
+    return tuple(
+        StageTime(**{name: value for name, value in stage.items() if name in _STAGE_FIELDS})
+        for stage in record["stages"]
+    )
+
+
+def timings(record: Record, *, live: bool) -> dict[str, Any]:
+    """The timings of one run with the conditions they were measured under."""
+    stages = stage_times(record)
+    engine, result = record.get("engine") or {}, record.get("result") or {}
+    load_seconds = engine.get("load_seconds")
+    request = record["request"] or {}
+    return {
+        "id": record["id"],
+        "live": live,
+        "state": record["state"],
+        "plan": record["plan"]["name"],
+        "conditions": {**_settings(record["plan"]), **engine.get("resolved", {})},
+        "shape": {
+            **{name: request[name] for name in _SHAPE if name in request},
+            "references": [r["kind"] for r in request.get("references", ())],
+        },
+        "load_seconds": load_seconds,
+        "peak_memory_bytes": result.get("peak_memory_bytes") or None,
+        "stages": [
+            {
+                "stage": s.stage,
+                "seconds": s.seconds,
+                "start": s.start,
+                "rank": s.rank,
+                "step": s.step,
+                "peak_bytes": s.peak_bytes or None,
+            }
+            for s in stages
+        ],
+        "columns": columns(stages, load_seconds=load_seconds),
+    }
+
+
+def without_folders(record: Record) -> Record:
+    """The record for somebody who shall not see this machine's folders: files by name only."""
+    shown: Record = json.loads(json.dumps(record))
+    for reference in (shown.get("request") or {}).get("references", ()):
+        _shorten(reference, ("path", "soundtrack"))
+    models = (shown.get("plan") or {}).get("models") or {}
+    _shorten(models, tuple(models))
+    _shorten(shown.get("result") or {}, _PATHS_OF_RESULT)
+    if shown.get("failure"):
+        shown["failure"]["details"] = ""  # a traceback
+    return shown
+
+
+def _shorten(values: Record, names: tuple[str, ...]) -> None:
+    for name in names:
+        if isinstance(values.get(name), str):
+            values[name] = Path(values[name]).name
+
+
+def _settings(plan: Record) -> dict[str, Any]:
+    return {name: value for name, value in plan.items() if name not in ("name", "models")}
+
+
+def _events(folder: Path) -> Iterator[Record]:
+    path = folder / "events.jsonl"
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):  # the last one may have been cut by the kill
+                yield json.loads(line)
