@@ -1,4 +1,4 @@
-"""The browser console: PANELS in tab order, and build_ui, which draws them over a Session."""
+"""The browser console: PANELS in tab order, and build_ui, which draws them over a Console."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import gradio as gr
 
-    from app.session import Session
+    from app.console import Console
 
-PANELS = ("generate",)  # each a file here with TITLE and build(session, chip)
+# Each a file here with TITLE and build(console, chip), its script and rules in web/.
+PANELS = ("generate",)
 
 
-def build_ui(session: Session) -> gr.Blocks:
-    """The whole page; a single panel needs no tabs."""
+def build_ui(console: Console) -> gr.Blocks:
+    """The whole page: the header, and one tab per panel, whose script starts when it is opened."""
     import gradio as gr  # costs seconds of CPU: `launch.py serve` reads its arguments first
 
-    from panels.theme import page_header
+    from panels import widgets
 
-    modules = [importlib.import_module(f"panels.{name}") for name in PANELS]
+    modules = {name: importlib.import_module(f"panels.{name}") for name in PANELS}
     with gr.Blocks(title="H3 console", analytics_enabled=False) as page:
-        chip = page_header(session)
-        if len(modules) == 1:
-            modules[0].build(session, chip)
-        else:
-            with gr.Tabs():
-                for module in modules:
-                    with gr.Tab(module.TITLE):
-                        module.build(session, chip)
+        chip = widgets.header([(name, module.TITLE) for name, module in modules.items()])
+        with gr.Tabs(elem_id="panels"):
+            for name, module in modules.items():
+                with gr.Tab(module.TITLE, id=name, elem_id=f"tab-{name}"):
+                    module.build(console, chip)
+        widgets.footer()
     return page

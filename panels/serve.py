@@ -81,14 +81,17 @@ def mount(host: FastAPI, session: Session, uploads: Path) -> FastAPI:
     import gradio as gr  # costs seconds: after the arguments have been found good
 
     from panels import build_ui
-    from panels.theme import CSS_FILE, theme
+    from panels.assets import add_assets
+    from panels.theme import css, head, theme
 
+    add_assets(host)
     return gr.mount_gradio_app(
         host,
         build_ui(session),
         path="/",
         theme=theme(),
-        css_paths=CSS_FILE,
+        css=css(),
+        head=head(),
         footer_links=[],
         run_history=False,
         max_file_size="2gb",

@@ -1,22 +1,28 @@
-"""The look: one Gradio theme, one style sheet, the header; nothing is fetched from outside."""
+"""The look: one Gradio theme, the style sheets and shared scripts of web/; nothing from outside."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gradio as gr
 
-from app import presets
-from app.session import Session
-from panels import views, widgets
+from panels.widgets import WEB
 
-CSS_FILE = Path(__file__).with_name("web") / "theme.css"
+# Inlined into the page in this order: the first defines window.h3, the others add to it.
+SHARED = ("lib", "events", "shell", "plot", "jobs")
 
-_DEMO = (
-    "<div class='banner' role='note'><strong>Demo model.</strong> Its weights are random, so it "
-    "makes coloured noise whatever the prompt says. It shows that the whole path works; for real "
-    "videos start the console with a plan that names H3's checkpoints.</div>"
-)
+
+def css() -> str:
+    """theme.css and then every panel's own rules."""
+    files = sorted(WEB.glob("*.css"), key=lambda path: (path.name != "theme.css", path.name))
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def head() -> str:
+    """The shared scripts as one element of the page's head."""
+    return (
+        "<script>"
+        + "\n".join((WEB / f"{name}.js").read_text(encoding="utf-8") for name in SHARED)
+        + "</script>"
+    )
 
 
 def theme() -> gr.themes.Base:
@@ -52,11 +58,3 @@ def theme() -> gr.themes.Base:
         button_secondary_text_color="var(--h3-ink)",
         button_secondary_text_color_dark="var(--h3-ink)",
     )
-
-
-def page_header(session: Session) -> gr.HTML:
-    """Name, engine state, and the warning of the demo model; returns the state's component."""
-    chip = widgets.chip(views.chip(session.snapshot(), session.plan))
-    if presets.is_demo(session.plan):
-        gr.HTML(_DEMO, elem_id="demo-banner")
-    return chip

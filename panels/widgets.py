@@ -2,62 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-_WEB = Path(__file__).with_name("web")
+WEB = Path(__file__).with_name("web")
 
-_CHIP = (
-    "<div class='head'><h1 class='head-name'>H3 console</h1>"
-    "<span class='head-sub'>Video with sound from a prompt and references</span>"
+_HEADER = (
+    "<header class='head'><div class='head-row'><h1 class='head-name'>H3 console</h1>"
+    "<div class='head-end'>"
     "<span class='chip' role='status'><span class='chip-dot'></span>"
-    "<span class='chip-text'></span></span></div>"
+    "<span class='chip-text'>connecting</span></span>"
+    "<a class='share' target='_blank' rel='noopener' hidden>Shared link</a>"
+    "<button class='sign bell' type='button' aria-label='Notify me when a job ends'>"
+    "<svg viewBox='0 0 24 24' aria-hidden='true'><path d='M6 16V11a6 6 0 0 1 12 0v5l1.5 2h-15z"
+    "M10 20.5h4'/></svg></button>"
+    "<button class='sign theme' type='button'></button>"
+    "<span class='who' hidden><span class='who-name'></span>"
+    "<button class='quiet out' type='button'>Sign out</button></span></div></div>"
+    "<div class='tabs' role='tablist' aria-label='Panels'></div>"
+    "<div class='offline' role='status' hidden>The console does not answer. What runs goes on; "
+    "this page connects again by itself.</div></header>"
 )
-_ALERT = "<div class='alert' role='alert' hidden></div>"
-_STRIP = (
-    "<div class='strip-empty'>Up to 9 pictures, 3 videos and 3 sounds. Their order gives the "
-    "numbers that the prompt uses, such as &lt;Picture 1&gt;.</div><ol class='strip'></ol>"
-)
-_RUN = (
-    "<section class='run' aria-label='Result'>"
-    "<div class='run-top'><span class='run-title'></span><span class='run-phase'></span>"
-    "<span class='run-clock'></span></div>"
-    "<div class='bar' role='progressbar' aria-label='Progress' aria-valuemin='0' hidden>"
-    "<div class='bar-fill'></div></div>"
-    "<div class='run-error' role='alert' hidden></div>"
-    "<div class='screen'><video controls playsinline preload='auto' hidden></video>"
-    "<div class='stage-empty'></div></div>"
-    "<div class='run-under'><span class='run-facts'></span>"
-    "<a class='save' hidden>Save mp4</a></div>"
-    "<div class='run-waiting'></div>"
-    "<div hidden><h2 class='sub'>Notes</h2><ul class='notes'></ul></div>"
-    "<div class='times-box' hidden><h2 class='sub'>Stages</h2>"
-    "<table class='times'><tbody></tbody></table></div></section>"
+_LICENCE = (
+    "<p class='licence'>The H3 checkpoints have their own licence, with limits on territory; read "
+    "it before you use or publish what they make.</p>"
 )
 
 
-def chip(value: dict[str, Any]) -> gr.HTML:
-    """Page name and engine state, from views.chip."""
-    return _part("chip", _CHIP, value)
+def part(name: str, template: str, value: Any = None, *, scripts: Iterable[str] = ()) -> gr.HTML:
+    """One part of a panel: `template` is constant text, web/<name>.js fills it.
+
+    scripts: files of web/ that run before it in the same function, without their ".js".
+    """
+    code = "\n".join((WEB / f"{s}.js").read_text(encoding="utf-8") for s in (*scripts, name))
+    return gr.HTML(
+        value, html_template=template, js_on_load=code, elem_id=f"part-{name}", padding=False
+    )
 
 
-def alert() -> gr.HTML:
-    """One sentence {"text": ...} that a person must read; hidden while empty."""
-    return _part("alert", _ALERT, {"text": ""})
+def header(tabs: Iterable[tuple[str, str]]) -> gr.HTML:
+    """Page name, engine state, tabs from (name, title), theme, who is signed in."""
+    return part("header", _HEADER, {"tabs": [{"name": n, "title": title} for n, title in tabs]})
 
 
-def strip() -> gr.HTML:
-    """The ordered references, from views.strip; its buttons raise `apply` with act and index."""
-    return _part("strip", _STRIP, {"items": []})
-
-
-def run(value: dict[str, Any]) -> gr.HTML:
-    """Progress, player, notes and stage table of one run, from views.run."""
-    return _part("run", _RUN, value)
-
-
-def _part(name: str, template: str, value: dict[str, Any]) -> gr.HTML:
-    script = (_WEB / f"{name}.js").read_text(encoding="utf-8")
-    return gr.HTML(value, html_template=template, js_on_load=script, elem_id=f"part-{name}")
+def footer() -> gr.HTML:
+    """What a user must know of the checkpoints' licence."""
+    return gr.HTML(_LICENCE, padding=False)
