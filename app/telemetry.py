@@ -1,0 +1,228 @@
+"""Watches GPUs and host: a sampling thread, half an hour of samples, and the marks of the runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+import psutil
+import pynvml
+
+from app.nvml import Gpus, GpuSample
+from app.nvml_facts import LEGEND
+from runtime.media.files import write_bytes_atomic
+
+KEPT_SECONDS = 1800.0
+MOST_HZ = 10.0
+LEAST_HZ = 0.2
+_IDLE_HZ = 1.0
+_PUBLISH_SECONDS = 0.45  # a page draws no faster, and the hub's memory is for other events
+_LINKS_SECONDS = 0.95  # NVLinks one by one: twice 18 counters a GPU
+_REOPEN_SECONDS = 20.0
+_MOST_MARKS = 5000
+
+
+class Sample(TypedDict):
+    """One moment: `t` in epoch seconds, `cpu` in %, RAM in bytes, one entry per GPU."""
+
+    t: float
+    cpu: float
+    ram_used: int
+    ram_total: int
+    gpus: list[GpuSample]
+
+
+class Mark(TypedDict):
+    """Something that began or ended at `t` (epoch seconds): a run, a stage."""
+
+    t: float
+    mark: str
+    kind: str
+    id: str
+
+
+class Publisher(Protocol):
+    """The hub, as far as it is needed here."""
+
+    def publish(self, kind: str, data: dict[str, Any], owner: str = "") -> None:
+        """Sends an event to whoever listens."""
+
+
+class Telemetry:
+    """Samples once a second, up to ten times while something is measured; any thread may ask.
+
+    `nvml`: the pynvml module, or one like it. The thread starts here and ends with close().
+    """
+
+    def __init__(
+        self,
+        hub: Publisher,
+        *,
+        nvml: Any = pynvml,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._hub = hub
+        self._gpus = Gpus(nvml, environment)
+        self._lock = threading.Lock()
+        self._samples: deque[tuple[float, bytes]] = deque()  # as JSON: a tenth of the dicts' memory
+        self._marks: deque[Mark] = deque(maxlen=_MOST_MARKS)
+        self._benchmarks = 0
+        self._asked = (0.0, 0.0)  # Hz, and until when (monotonic)
+        self._wake = threading.Event()
+        self._closing = False
+        self._cost = 0.0
+        self._published = self._linked = 0.0
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    @property
+    def hz(self) -> float:
+        """Samples a second at present."""
+        asked, until = self._asked
+        if self._benchmarks:
+            return MOST_HZ
+        return asked if time.monotonic() < until else _IDLE_HZ
+
+    @property
+    def cost(self) -> float:
+        """The share of one core that the thread took over the last ten seconds or so."""
+        return self._cost
+
+    def set_rate(self, hz: float, seconds: float = 60.0) -> None:
+        """Samples at `hz` for so many seconds; ValueError outside 0.2 to 10 Hz, 1 to 1800 s."""
+        if not LEAST_HZ <= hz <= MOST_HZ:
+            raise ValueError(f"hz must be {LEAST_HZ} to {MOST_HZ:.0f}, got {hz}")
+        if not 1 <= seconds <= KEPT_SECONDS:
+            raise ValueError(f"seconds must be 1 to {KEPT_SECONDS:.0f}, got {seconds}")
+        self._asked = (hz, time.monotonic() + seconds)
+        self._wake.set()
+
+    @contextmanager
+    def benchmarking(self) -> Iterator[None]:
+        """Samples at 10 Hz inside the block; may be nested."""
+        with self._lock:
+            self._benchmarks += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._benchmarks -= 1
+
+    def mark(self, text: str, kind: str, id: str) -> None:
+        """Notes that something begins or ends now, such as ("denoise", "stage", the run's id)."""
+        mark = Mark(t=round(time.time(), 3), mark=text, kind=kind, id=id)
+        with self._lock:
+            self._marks.append(mark)
+        self._hub.publish("mark", dict(mark))
+
+    def info(self) -> dict[str, Any]:
+        """What does not change: driver, GPUs in the order of the samples, topology; or `reason`."""
+        return {
+            "reason": self._gpus.reason,
+            "driver": self._gpus.driver,
+            "cuda": self._gpus.cuda,
+            "gpus": [asdict(facts) for facts in self._gpus.facts],
+            "topology": [[asdict(link) for link in row] for row in self._gpus.topology],
+            "legend": dict(LEGEND),
+            "cpus": os.cpu_count() or 1,
+            "hz": self.hz,
+            "kept_seconds": KEPT_SECONDS,
+            "cost": round(self._cost, 5),
+        }
+
+    def since(self, t: float, most: int = 900) -> bytes:
+        """JSON {now, hz, samples, marks} of what is newer than `t`, thinned to `most` samples."""
+        samples = self._between(t, float("inf"))
+        stride = -(-len(samples) // max(1, most)) if samples else 1
+        kept = samples[::-1][::stride][::-1]  # the newest always
+        marks = json.dumps(self._marks_between(t, float("inf")))
+        head = f'{{"now":{time.time():.3f},"hz":{self.hz:g},"marks":{marks},"samples":['
+        return head.encode() + b",".join(kept) + b"]}"
+
+    def slice(self, t0: float, t1: float) -> list[Sample | Mark]:
+        """Every sample and mark of the time from `t0` to `t1` (epoch seconds), in order."""
+        samples: list[Sample | Mark] = [json.loads(line) for line in self._between(t0, t1)]
+        return sorted([*samples, *self._marks_between(t0, t1)], key=lambda entry: entry["t"])
+
+    def save(self, path: Path, t0: float, t1: float) -> None:
+        """Writes slice() as JSON lines; nothing but the whole file."""
+        lines = [json.dumps(entry, separators=(",", ":")) for entry in self.slice(t0, t1)]
+        write_bytes_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+
+    def latest(self) -> Sample | None:
+        """The newest sample, if there is one yet."""
+        with self._lock:
+            newest = self._samples[-1][1] if self._samples else b"null"
+        return json.loads(newest)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Ends the thread and gives NVML back; may be called again."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _between(self, t0: float, t1: float) -> list[bytes]:
+        with self._lock:
+            return [line for t, line in self._samples if t0 < t <= t1]
+
+    def _marks_between(self, t0: float, t1: float) -> list[Mark]:
+        with self._lock:
+            return [mark for mark in self._marks if t0 < mark["t"] <= t1]
+
+    def _run(self) -> None:
+        psutil.cpu_percent(None)  # the first answer is always 0.0
+        self._gpus.open()
+        due = opened = began = time.monotonic()
+        spent = time.thread_time()
+        while not self._closing:
+            now = time.monotonic()
+            if self._gpus.incomplete and now - opened > _REOPEN_SECONDS:
+                self._gpus.open()
+                opened = now
+            self._tick(now)
+            if now - began > 10:
+                self._cost = (time.thread_time() - spent) / (now - began)
+                began, spent = now, time.thread_time()
+            due = max(due + 1 / self.hz, time.monotonic())  # what was missed is not made up for
+            if self._wake.wait(max(0.0, due - time.monotonic())):
+                self._wake.clear()
+                due = time.monotonic()
+        self._gpus.close()
+
+    def _tick(self, now: float) -> None:
+        memory = psutil.virtual_memory()
+        used = memory.total - memory.available
+        each_link = now - self._linked > _LINKS_SECONDS
+        gpus = self._gpus.read(now, ram_used=used, ram_total=memory.total, each_link=each_link)
+        sample = Sample(
+            t=round(time.time(), 3),
+            cpu=psutil.cpu_percent(None),
+            ram_used=used,
+            ram_total=memory.total,
+            gpus=gpus,
+        )
+        line = json.dumps(sample, separators=(",", ":")).encode()
+        with self._lock:
+            self._samples.append((sample["t"], line))
+            while self._samples[0][0] < sample["t"] - KEPT_SECONDS:
+                self._samples.popleft()
+        if each_link:
+            self._linked = now
+        if now - self._published > _PUBLISH_SECONDS:
+            self._published = now
+            self._hub.publish("telemetry", dict(sample))
