@@ -16,8 +16,9 @@ from typing import Any, Protocol, TypedDict
 import psutil
 import pynvml
 
-from app.nvml import Gpus, GpuSample
+from app.nvml import Gpus
 from app.nvml_facts import LEGEND
+from app.nvml_gpu import GpuSample
 from runtime.media.files import write_bytes_atomic
 
 KEPT_SECONDS = 1800.0
@@ -27,6 +28,7 @@ _IDLE_HZ = 1.0
 _PUBLISH_SECONDS = 0.45  # a page draws no faster, and the hub's memory is for other events
 _LINKS_SECONDS = 0.95  # NVLinks one by one: twice 18 counters a GPU
 _REOPEN_SECONDS = 20.0
+_COST_SECONDS = 5.0
 _MOST_MARKS = 5000
 
 
@@ -51,6 +53,10 @@ class Mark(TypedDict):
 
 class Publisher(Protocol):
     """The hub, as far as it is needed here."""
+
+    @property
+    def readers(self) -> int:
+        """How many listen."""
 
     def publish(self, kind: str, data: dict[str, Any], owner: str = "") -> None:
         """Sends an event to whoever listens."""
@@ -93,7 +99,7 @@ class Telemetry:
 
     @property
     def cost(self) -> float:
-        """The share of one core that the thread took over the last ten seconds or so."""
+        """The share of one core that the thread took in the last seconds."""
         return self._cost
 
     def set_rate(self, hz: float, seconds: float = 60.0) -> None:
@@ -162,7 +168,7 @@ class Telemetry:
         """The newest sample, if there is one yet."""
         with self._lock:
             newest = self._samples[-1][1] if self._samples else b"null"
-        return json.loads(newest)  # type: ignore[no-any-return]
+        return json.loads(newest)
 
     def close(self) -> None:
         """Ends the thread and gives NVML back; may be called again."""
@@ -187,21 +193,22 @@ class Telemetry:
     def _run(self) -> None:
         psutil.cpu_percent(None)  # the first answer is always 0.0
         self._gpus.open()
-        due = opened = began = time.monotonic()
+        due = now = opened = began = time.monotonic()
         spent = time.thread_time()
         while not self._closing:
+            if self._wake.wait(max(0.0, due - time.monotonic())):  # another rate, or the end
+                self._wake.clear()
+                due = min(due, now + 1 / self.hz)
+                continue
             now = time.monotonic()
             if self._gpus.incomplete and now - opened > _REOPEN_SECONDS:
                 self._gpus.open()
                 opened = now
             self._tick(now)
-            if now - began > 10:
+            due = now + 1 / self.hz  # what was missed is not made up for
+            if now - began > _COST_SECONDS:
                 self._cost = (time.thread_time() - spent) / (now - began)
                 began, spent = now, time.thread_time()
-            due = max(due + 1 / self.hz, time.monotonic())  # what was missed is not made up for
-            if self._wake.wait(max(0.0, due - time.monotonic())):
-                self._wake.clear()
-                due = time.monotonic()
         self._gpus.close()
 
     def _tick(self, now: float) -> None:
@@ -223,6 +230,6 @@ class Telemetry:
                 self._samples.popleft()
         if each_link:
             self._linked = now
-        if now - self._published > _PUBLISH_SECONDS:
+        if self._hub.readers and now - self._published > _PUBLISH_SECONDS:
             self._published = now
             self._hub.publish("telemetry", dict(sample))
