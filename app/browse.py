@@ -76,11 +76,8 @@ def record(console: Console, job: Job) -> Record:
     if kept is not None:
         return {**kept, "state": job.state}
     live = console.session.live(job.id)
-    if live is not None:
-        notes = [{"text": note.text, "warning": note.warning} for note in live.notes]
-        stages = [plain(stage) for stage in live.stages]
-    else:
-        notes, stages = records.told(place) if place else ([], [])
+    notes = [{"text": note.text, "warning": note.warning} for note in live.notes] if live else []
+    stages = [plain(stage) for stage in live.stages] if live else []
     return {
         "id": job.id,
         "state": job.state,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import glob
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from app import records
+from app.children import run_child
 from app.records import Record
-from runtime.media.files import part_of, write_json_atomic
+from runtime.media.files import write_json_atomic
 
 TIMEOUT_SECONDS = 120.0
-_REPOSITORY = Path(__file__).parents[1]
 _SECTIONS = ("request", "plan", "machine")
 _NEVER = {("request", "id")}
 
@@ -64,9 +62,17 @@ def latents(root: Path, a: str, b: str) -> dict[str, Any]:
         known = json.loads(kept.read_text(encoding="utf-8"))
         if known["made_of"] == made_of:
             return {**known["figures"], "reason": ""}
-    figures, reason = _in_child(file_a, file_b, part_of(kept))
-    if reason:
-        return _none(reason)
+    try:
+        figures = json.loads(
+            run_child(
+                "runtime.parity.latents",
+                (file_a, file_b),
+                what="comparing the latents",
+                seconds=TIMEOUT_SECONDS,
+            )
+        )
+    except ValueError as error:
+        return _none(str(error))
     write_json_atomic(kept, {"made_of": made_of, "figures": figures})
     return {**figures, "reason": ""}
 
@@ -75,22 +81,6 @@ def forget(root: Path, id: str) -> None:
     """Removes the figures that other runs keep of this one: it is deleted."""
     for kept in root.glob(f"*/compare_{glob.escape(id)}.json"):
         kept.unlink(missing_ok=True)
-
-
-def _in_child(a: Path, b: Path, out: Path) -> tuple[dict[str, Any], str]:
-    command = [sys.executable, "-m", "runtime.parity.latents", str(a), str(b), str(out)]
-    try:
-        done = subprocess.run(
-            command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return {}, f"comparing the latents took longer than {TIMEOUT_SECONDS:.0f} s and was ended"
-    if done.returncode == 0:
-        figures: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        out.unlink()
-        return figures, ""
-    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    return {}, f"the latents could not be compared: {last}"
 
 
 def _none(reason: str) -> dict[str, Any]:

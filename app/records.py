@@ -1,9 +1,8 @@
-"""What a run folder tells: run.json, or what events.jsonl has of a run that never finished it."""
+"""What a run folder tells: its files, its run.json, and the timings in it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -44,18 +43,6 @@ def finished(folder: Path) -> Record | None:
             error
         )
     return record
-
-
-def told(folder: Path) -> tuple[list[Record], list[Record]]:
-    """(notes, stages) of events.jsonl: all that a run left which was killed."""
-    notes, stages = [], []
-    for event in _events(folder):
-        kind = event.get("event")
-        if kind == "Note":
-            notes.append({"text": event["text"], "warning": event["warning"]})
-        elif kind == "StageTime":
-            stages.append({name: event[name] for name in _STAGE_FIELDS if name in event})
-    return notes, stages
 
 
 def stage_times(record: Record) -> tuple[StageTime, ...]:
@@ -120,13 +107,3 @@ def _shorten(values: Record, names: tuple[str, ...]) -> None:
 
 def _settings(plan: Record) -> dict[str, Any]:
     return {name: value for name, value in plan.items() if name not in ("name", "models")}
-
-
-def _events(folder: Path) -> Iterator[Record]:
-    path = folder / "events.jsonl"
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):  # the last one may have been cut by the kill
-                yield json.loads(line)

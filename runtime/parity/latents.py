@@ -1,7 +1,8 @@
-"""`python -m runtime.parity.latents A B OUT`: how far the latents of two runs are apart."""
+"""`python -m runtime.parity.latents A B`: how far the latents of two runs are apart."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -12,17 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from runtime.media.files import write_json_atomic
-
 TENSORS = ("video", "audio")
 
 Figures = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes {"video": figures, "audio": figures} to OUT."""
-    a, b, out = map(Path, argv)
-    write_json_atomic(out, between(a, b))
+    """Prints {"video": figures, "audio": figures}."""
+    a, b = map(Path, argv)
+    print(json.dumps(between(a, b), allow_nan=False))
     return 0
 
 

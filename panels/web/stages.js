@@ -1,0 +1,71 @@
+// Stage tables, shared by Timing, Runs and Compare. Seconds are exact here, not rounded for reading.
+const NOT_MEASURED = 'not measured';
+
+function exact(x) {
+  if (x === null || x === undefined) return NOT_MEASURED;
+  return x >= 0.1 ? x.toFixed(3) + ' s' : (x * 1000).toFixed(2) + ' ms';
+}
+
+function memory(x) {
+  return x ? h3.bytes(x) : NOT_MEASURED;
+}
+
+function signed(x, words) {
+  if (x === 0) return '±0';
+  return (x > 0 ? '+' : '−') + words(Math.abs(x));
+}
+
+function percent(now, base) {
+  if (now === null || base === null || !base) return '';
+  return signed(100 * (now / base - 1), (x) => x.toFixed(Math.abs(x) < 10 ? 1 : 0) + ' %');
+}
+
+// A row of cells; the first is its heading. Cells are [text, class].
+function tableRow(name, cells) {
+  const tr = h3.make('tr');
+  const th = h3.make('th', '', name);
+  th.scope = 'row';
+  tr.append(th, ...cells.map(([text, cls]) => h3.make('td', cls || '', text)));
+  return tr;
+}
+
+function tableHead(names) {
+  const tr = h3.make('tr');
+  tr.append(...names.map((name) => {
+    const th = h3.make('th', '', name);
+    th.scope = 'col';
+    return th;
+  }));
+  return tr;
+}
+
+// Value, base, difference and per cent; what takes more than 2 % longer is told apart by colour too.
+function deltaCells(now, base, words) {
+  const both = now !== null && base !== null;
+  const gone = (x) => (x === null ? 'soft' : '');
+  const tone = !both || !base || Math.abs(now / base - 1) < 0.02 ? '' : now > base ? 'worse' : 'better';
+  return [
+    [words(now), gone(now)],
+    [words(base), gone(base)],
+    [both ? signed(now - base, words) : '', tone],
+    [both ? percent(now, base) : '', tone],
+  ];
+}
+
+// The run in words: "960x544 · 124 frames · 12 steps · res_multistep beta · seed 440202".
+function shapeWords(shape) {
+  if (!shape || !shape.width) return [];
+  const words = [shape.width + 'x' + shape.height, shape.frames + ' frames', shape.steps + ' steps'];
+  words.push(shape.sampler + ' ' + shape.scheduler, 'seed ' + shape.seed);
+  if (shape.cfg !== 1) words.push('cfg ' + shape.cfg);
+  const kinds = shape.references || [];
+  for (const [kind, one] of [['image', 'picture'], ['video', 'video'], ['audio', 'sound']]) {
+    const count = kinds.filter((k) => k === kind).length;
+    if (count) words.push(count + ' ' + one + (count > 1 ? 's' : ''));
+  }
+  return words;
+}
+
+function chips(words) {
+  return words.map((text) => h3.make('li', '', text));
+}

@@ -1,0 +1,84 @@
+// What the two plots of Timing show: bars of stages over the seconds, and the parts of each step.
+const STAGES = ['text encode', 'reference encode', 'denoise', 'video VAE decode', 'audio VAE decode', 'mux'];
+const PARTS = ['attention', 'GEMM', 'communication', 'other'];
+
+const ranksOf = (stages) => [...new Set(stages.map((s) => s.rank))].sort((a, b) => a - b);
+const isBar = (s) => s.stage !== 'load' && s.stage !== 'end to end' && !PARTS.includes(s.stage);
+
+function hover(s) {
+  const lines = [s.stage + (s.step >= 0 ? ', step ' + (s.step + 1) : '') + ', rank ' + s.rank, exact(s.seconds) + ' from ' + exact(s.start)];
+  if (s.peak_bytes) lines.push('peak ' + h3.bytes(s.peak_bytes));
+  return lines.join('<br>');
+}
+
+// {traces, layout}: one colour per stage; rows are stages (and their ranks) or ranks.
+function waterfall(stages, by) {
+  const bars = stages.filter(isBar), ranks = ranksOf(bars), several = ranks.length > 1;
+  const names = [...STAGES.filter((n) => bars.some((s) => s.stage === n)), ...new Set(bars.map((s) => s.stage).filter((n) => !STAGES.includes(n)))];
+  const label = (s) => (by === 'rank' ? 'rank ' + s.rank : several ? s.stage + ' · ' + s.rank : s.stage);
+  const rows = by === 'rank' ? ranks.map((r) => 'rank ' + r)
+    : names.flatMap((n) => ranks.filter((r) => bars.some((s) => s.stage === n && s.rank === r)).map((r) => label({ stage: n, rank: r })));
+  const traces = names.map((name) => {
+    const mine = bars.filter((s) => s.stage === name);
+    return {
+      type: 'bar', orientation: 'h', name, y: mine.map(label), base: mine.map((s) => s.start), x: mine.map((s) => s.seconds),
+      text: mine.map(hover), hoverinfo: 'text', textposition: 'none', width: 0.62,
+      marker: { color: h3.palette()[Math.max(0, STAGES.indexOf(name))], line: { width: mine.length > 1 && mine.length < 400 ? 1 : 0, color: h3.colour('card') } },
+    };
+  });
+  return {
+    traces,
+    layout: {
+      barmode: 'overlay', height: 64 + 30 * Math.max(rows.length, 2), showlegend: by === 'rank',
+      margin: { l: 8, r: 12, t: by === 'rank' ? 34 : 8, b: 40 },
+      yaxis: { type: 'category', categoryorder: 'array', categoryarray: rows, autorange: 'reversed', ticks: '', fixedrange: true },
+      xaxis: { title: { text: 'seconds since the request began' }, rangemode: 'tozero' },
+      uirevision: 'fall ' + by,
+    },
+  };
+}
+
+// Seconds of one name per step, of one rank or of the slowest: step -> seconds.
+function perStep(stages, name, rank) {
+  const sums = new Map();
+  for (const s of stages) {
+    if (s.stage !== name || s.step < 0 || (rank !== null && s.rank !== rank)) continue;
+    const key = s.step + ' ' + s.rank;
+    sums.set(key, (sums.get(key) || 0) + s.seconds);
+  }
+  const steps = new Map();
+  for (const [key, seconds] of sums) {
+    const step = Number(key.split(' ')[0]);
+    steps.set(step, Math.max(steps.get(step) || 0, seconds));
+  }
+  return steps;
+}
+
+// {traces, layout, measured}: stacked parts per step, else the whole step; the base as a line.
+function stepBars(stages, rank, base) {
+  const whole = perStep(stages, 'denoise', rank);
+  const parts = PARTS.map((name) => [name, perStep(stages, name, rank)]).filter(([, found]) => found.size);
+  const shown = parts.length ? parts : [['whole step', whole]];
+  const traces = shown.map(([name, found]) => ({
+    type: 'bar', name, x: [...found.keys()].map((step) => step + 1), y: [...found.values()],
+    marker: { color: h3.palette()[name === 'whole step' ? 2 : PARTS.indexOf(name)] },
+    hovertemplate: name + ', step %{x}: %{y:.4f} s<extra></extra>',
+  }));
+  const before = base ? perStep(base, 'denoise', null) : new Map();
+  if (before.size) {
+    const steps = [...before.keys()].sort((a, b) => a - b);
+    traces.push({
+      type: 'scatter', mode: 'lines+markers', name: 'baseline, whole step', x: steps.map((s) => s + 1), y: steps.map((s) => before.get(s)),
+      line: { color: h3.colour('ink'), width: 1.5, dash: 'dot', shape: 'hvh' }, marker: { size: 4 }, hovertemplate: 'baseline, step %{x}: %{y:.4f} s<extra></extra>',
+    });
+  }
+  return {
+    traces,
+    measured: parts.map(([name]) => name),
+    layout: {
+      barmode: 'stack', height: 270, showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
+      xaxis: { title: { text: 'step' }, tickformat: 'd', ...(whole.size < 20 ? { dtick: 1 } : {}) },
+      yaxis: { title: { text: 'seconds' }, rangemode: 'tozero' }, uirevision: 'steps',
+    },
+  };
+}
