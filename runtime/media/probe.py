@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from av.audio.stream import AudioStream
 from av.container import InputContainer
@@ -19,36 +18,12 @@ from runtime.media.containers import (
 )
 from runtime.media.files import local_file
 from runtime.media.images import open_image, whole_image
+from runtime.media.info import MediaInfo
 from runtime.media.videos import first_frame, square_width
-
-MediaKind = Literal["image", "video", "audio"]
 
 # First bytes of what Pillow reads; AVIF and WebP have theirs at 4 and 8.
 _IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"II*\0", b"MM\0*")
 _TURNED = range(5, 9)  # EXIF orientations that swap width and height
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaInfo:
-    """A file as it will be shown: width and height after rotation; 0, 0.0 or "" where not present.
-
-    seconds and frames are what the header says (0: it does not say); bytes is the file size.
-    """
-
-    kind: MediaKind
-    bytes: int
-    seconds: float = 0.0
-    width: int = 0
-    height: int = 0
-    rotated: bool = False
-    has_alpha: bool = False
-    fps: float = 0.0
-    frames: int = 0
-    hdr: str = ""  # "PQ" | "HLG" | ""
-    video_codec: str = ""
-    audio_codec: str = ""
-    audio_channels: int = 0
-    audio_rate: int = 0
 
 
 def probe(path: Path) -> MediaInfo:
