@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pynvml
@@ -51,7 +52,7 @@ class Gpus:
             for gpu in self._gpus:
                 gpu.lose()
             return
-        self._gpus = _in_cuda_order([*found, *self._missing(found)], self._environment)
+        self._gpus = self._merged(found)
         self.reason = "" if self._gpus else "the NVIDIA driver shows no GPU"
         alive = [None if gpu.lost else gpu.handle for gpu in self._gpus]
         self.topology = topology(self._nvml, alive)
@@ -86,25 +87,31 @@ class Gpus:
                 continue
             yield Gpu(self._nvml, handle, facts, self._pcie)
 
-    def _missing(self, found: list[Gpu]) -> list[Gpu]:
-        """The GPUs of before that were not found now, lost; those found go on counting."""
-        before = {gpu.facts.uuid: gpu for gpu in self._gpus}
-        for gpu in found:
-            earlier = before.pop(gpu.facts.uuid, None)
-            if earlier is not None and not earlier.lost:
+    def _merged(self, found: list[Gpu]) -> list[Gpu]:
+        """Known GPUs in their places, lost or going on; then the new ones in CUDA's order.
+
+        A GPU that drops out shifts NVML's numbers, but not those of processes that run.
+        """
+        by_uuid = {gpu.facts.uuid: gpu for gpu in found}
+        taken = {gpu.facts.cuda for gpu in self._gpus}
+        kept = []
+        for earlier in self._gpus:
+            gpu = by_uuid.pop(earlier.facts.uuid, None)
+            if gpu is None:
+                earlier.lose()
+            elif not earlier.lost:
                 gpu.go_on_from(earlier)
-        for gpu in before.values():
-            gpu.lose()
-        return list(before.values())
-
-
-def _in_cuda_order(gpus: list[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
-    gpus = sorted(gpus, key=lambda gpu: gpu.facts.nvml_index)
-    ordered = cuda_order([gpu.facts for gpu in gpus], environment)
-    for gpu, facts in zip(gpus, ordered, strict=True):
-        gpu.facts = facts
-    last = len(gpus)
-    return sorted(gpus, key=lambda gpu: last if gpu.facts.cuda is None else gpu.facts.cuda)
+            if gpu is not None:
+                gpu.facts = earlier.facts
+            kept.append(gpu or earlier)
+        for facts in cuda_order([gpu.facts for gpu in found], self._environment):
+            if facts.uuid in by_uuid:
+                number = None if facts.cuda in taken else facts.cuda
+                by_uuid[facts.uuid].facts = replace(facts, cuda=number)
+        last = len(found)
+        return kept + sorted(
+            by_uuid.values(), key=lambda gpu: last if gpu.facts.cuda is None else gpu.facts.cuda
+        )
 
 
 def _why(error: pynvml.NVMLError) -> str:
