@@ -9,21 +9,48 @@ import argparse
 import multiprocessing
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.messages import Plan
 from runtime.parity.cpu import pin
-from runtime.parity.report import CaseResult, finish, heading, line
+from runtime.parity.events import die_with_parent, emit
+from runtime.parity.plans import read_plan
+from runtime.parity.report import (
+    CaseResult,
+    ending,
+    exit_status,
+    finish,
+    heading,
+    line,
+    summarise,
+    write_report,
+)
 
 FOLDER_OF_CHECKPOINTS = "checkpoints"
 NOT_ASKED = "unpinned: --unpinned"
 ON_GPU = "unpinned: --device cuda"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What a worker needs for one golden. threads: 0 pins the CPU; more leave it as it is."""
+
+    index: int
+    path: Path
+    checkpoints: Path
+    plan: Plan | None
+    device: str
+    threads: int
+    dump: Path | None
+    events: bool
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH..., --checkpoints, --json, --jobs, --at-least, --unpinned, --device, --threads."""
+    """PATH..., --checkpoints, --json, --jobs, --at-least, --unpinned, --device, --plan ..."""
     parser.add_argument("paths", nargs="+", type=Path, help="golden files or folders of them")
     parser.add_argument(
         "--checkpoints",
@@ -41,50 +68,102 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
-        default="cpu",
-        help="cuda: free runs only, within tolerances, TF32 off",
+        help="cuda: free runs only, within tolerances, TF32 off (default: the plan's, else cpu)",
+    )
+    parser.add_argument(
+        "--plan",
+        help="a TOML file or a name in presets/plans: its backends where a golden leaves them open",
+    )
+    parser.add_argument(
+        "--dump", type=Path, help="write frames of both sides and their difference there, as PNG"
+    )
+    parser.add_argument(
+        "--events", action="store_true", help="JSON lines on stdout, and end with the parent"
     )
     parser.add_argument("--threads", type=int, default=1, help="per case, with --unpinned only")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 only if every case passes; the last line is one JSON object."""
-    _check(args)
-    cases = list(_cases(args.paths, args.checkpoints))
-    if not cases:
+    if args.events:
+        die_with_parent(os.getppid())
+    plan = read_plan(args.plan) if args.plan else None
+    device = _check(args, plan)
+    found = list(_cases(args.paths, args.checkpoints))
+    if not found:
         named = ", ".join(map(str, args.paths))
         raise ValueError(f"there is no golden (*.safetensors) in {named}; name a folder of goldens")
-    print(heading())
-    threads = args.threads if args.unpinned else 0
+    names = _names([path for path, _ in found])
+    cases = [
+        _Case(
+            index=index,
+            path=path,
+            checkpoints=beside,
+            plan=plan,
+            device=device,
+            threads=args.threads if args.unpinned else 0,
+            dump=args.dump.absolute() / names[index] if args.dump else None,
+            events=args.events,
+        )
+        for index, (path, beside) in enumerate(found)
+    ]
+    _say(args.events, heading(), "begin", {"cases": names})
+    results = _results(cases, 1 if device == "cuda" else min(args.jobs, len(cases)))
+    if args.out is not None:
+        write_report(args.out, results, {"plan": plan.name if plan else "", "device": device})
+    if not args.events:
+        return finish(results, at_least=args.at_least)
+    emit("end", summarise(results))
+    return exit_status(results, at_least=args.at_least)
+
+
+def _results(cases: Sequence[_Case], jobs: int) -> list[CaseResult]:
     results: list[CaseResult] = []
     with ProcessPoolExecutor(
-        max_workers=1 if args.device == "cuda" else min(args.jobs, len(cases)),
+        max_workers=jobs,
         mp_context=multiprocessing.get_context("spawn"),
+        initializer=die_with_parent,  # else a worker of a killed command waits for ever
+        initargs=(os.getpid(),),
     ) as pool:
-        pending = [
-            (path, pool.submit(_work, path, beside, threads, args.device)) for path, beside in cases
-        ]
-        for path, future in pending:
-            results.append(_outcome(path, future))
-            print(line(results[-1]), flush=True)
-    return finish(results, at_least=args.at_least, out=args.out)
+        pending = [(case, pool.submit(_work, case)) for case in cases]
+        for case, future in pending:
+            results.append(_outcome(case, future))
+            facts = {"index": case.index, "case": case.path.stem, **ending(results[-1])}
+            _say(case.events, line(results[-1]), "result", facts)
+    return results
 
 
-def _check(args: argparse.Namespace) -> None:
+def _say(events: bool, text: str, event: str, facts: Mapping[str, object]) -> None:
+    if events:
+        emit(event, facts)
+    else:
+        print(text, flush=True)
+
+
+def _check(args: argparse.Namespace, plan: Plan | None) -> str:
+    """The device; ValueError for an option that cannot be followed."""
     for name in ("jobs", "threads"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be 1 or more")
     if args.threads > 1 and not args.unpinned:
         raise ValueError("--threads above 1 moves sums by an ulp; give --unpinned with it")
-    if args.device == "cuda":
+    if plan and args.device not in (None, plan.device):
+        raise ValueError(
+            f"--device {args.device} contradicts plan {plan.name}, which names {plan.device}; "
+            "leave out one of them"
+        )
+    device: str = plan.device if plan else args.device or "cpu"
+    if device == "cuda":
         import torch  # the workers that are pinned import their own
 
         if not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch sees no CUDA device here")
+            asked = f"plan {plan.name} names cuda" if plan else "--device cuda"
+            raise ValueError(f"{asked}: torch sees no CUDA device here")
     if args.checkpoints is not None and not args.checkpoints.is_dir():
         raise ValueError(f"--checkpoints {args.checkpoints} is not a folder; name an existing one")
     if args.out is not None and not args.out.absolute().parent.is_dir():
         raise ValueError(f"--json {args.out}: its folder does not exist; make it first")
+    return device
 
 
 def _cases(paths: list[Path], checkpoints: Path | None) -> Iterator[tuple[Path, Path]]:
@@ -109,27 +188,50 @@ def _beside(file: Path, root: Path) -> Path:
     return next((c for c in candidates if c.is_dir()), candidates[0])
 
 
-def _work(path: Path, checkpoints: Path, threads: int, device: str) -> CaseResult:
-    """In a worker process. threads: 0 pins the CPU; more leave it as it is."""
+def _names(paths: Sequence[Path]) -> list[str]:
+    """A name per case for its pictures: the file's, numbered where two files share it."""
+    names: list[str] = []
+    for path in paths:
+        twins = sum(name == path.stem or name.startswith(f"{path.stem}.") for name in names)
+        names.append(f"{path.stem}.{twins + 1}" if twins else path.stem)
+    return names
+
+
+def _work(case: _Case) -> CaseResult:
+    """In a worker process."""
     warnings.filterwarnings("ignore", message=".*expandable_segments.*")
-    cpu = ON_GPU if device == "cuda" else NOT_ASKED if threads else pin()
+    on_gpu = case.device == "cuda"
+    cpu = ON_GPU if on_gpu else NOT_ASKED if case.threads else pin()
     import torch  # only now: pin() comes before torch
 
     from runtime.parity.judge import replay_case
+    from runtime.parity.setup import Setup, unwatched
 
-    torch.set_num_threads(threads or 1)
-    if device == "cuda":  # the fp32 goldens of convolutions know no TF32
+    torch.set_num_threads(case.threads or 1)
+    if on_gpu:  # the fp32 goldens of convolutions know no TF32
         torch.backends.cudnn.allow_tf32 = False
-    return replay_case(path, checkpoints, cpu, torch.device(device))
+    facts = {"index": case.index, "case": case.path.stem}
+    if case.events:
+        emit("case", facts)
+
+    def on_step(run: str, done: int, total: int) -> None:
+        emit("step", {**facts, "run": run, "done": done, "total": total})
+
+    setup = Setup(
+        device=torch.device(case.device),
+        plan=case.plan,
+        on_step=on_step if case.events else unwatched,
+    )
+    return replay_case(case.path, case.checkpoints, cpu, setup, case.dump)
 
 
-def _outcome(path: Path, future: Future[CaseResult]) -> CaseResult:
+def _outcome(case: _Case, future: Future[CaseResult]) -> CaseResult:
     try:
         return future.result()
     except BrokenProcessPool:
         return CaseResult(
-            case=path.stem,
-            path=str(path),
+            case=case.path.stem,
+            path=str(case.path),
             status="FAIL",
             reason="the replay's process died (out of memory?); replay this file alone, --jobs 1",
         )

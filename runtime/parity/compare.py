@@ -186,7 +186,10 @@ def _row(c: Comparison) -> Document:
         "name": c.name,
         "equal": c.equal,
         "max_abs": number(c.max_abs),
+        "mean_abs": number(c.mean_abs),
         "relative_l2": number(c.relative_l2),
+        "cosine": number(c.cosine),
+        "psnr": number(c.psnr),
         "problem": c.problem,
     }
 

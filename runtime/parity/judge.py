@@ -7,52 +7,70 @@ import re
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from runtime.kernels.unavailable import Unavailable
+from runtime.parity.dump import write_frames
 from runtime.parity.golden import Golden
 from runtime.parity.limits import Limit, limit_of
 from runtime.parity.metrics import Comparison, Unsupported
+from runtime.parity.places import place_of
 from runtime.parity.replay import KINDS, NO_CHECKPOINTS
-from runtime.parity.report import CaseResult, Detail, number
+from runtime.parity.report import CaseResult, Detail, Document, number
+from runtime.parity.settings import Setting, settings_of
+from runtime.parity.setup import Setup
 
-CPU = torch.device("cpu")
+AS_CAPTURED = Setup()
 
 
-def replay_case(path: Path, checkpoints: Path, cpu: str, device: torch.device = CPU) -> CaseResult:
+def replay_case(
+    path: Path,
+    checkpoints: Path,
+    cpu: str,
+    setup: Setup = AS_CAPTURED,
+    dump: Path | None = None,
+) -> CaseResult:
     """Replay one file; an error is a FAIL of this case and of no other.
 
-    cpu: what runtime.parity.cpu.pin() answered, for the report. device: elsewhere than on the CPU
-    only the free run is made.
+    cpu: what runtime.parity.cpu.pin() answered, for the report. dump: a folder of this case's own
+    for its pictures.
     """
     started = time.perf_counter()
     golden: Golden | None = None
     comparisons: Sequence[Comparison] = ()
+    settings: Sequence[Setting] = ()
     status, reason = "", ""
+    frames: list[Document] = []
+    if dump is not None:
+        folder = dump
+        setup = replace(setup, on_frames=lambda *sides: frames.append(write_frames(folder, *sides)))
     try:
         golden = Golden(path)
-        comparisons = _replay(golden, checkpoints, device)
-        unread = _unread(golden, comparisons) if device.type == "cpu" else []
+        _check(golden, checkpoints)
+        settings = settings_of(golden, checkpoints, setup)
+        comparisons = _replay(golden, checkpoints, setup)
+        unread = _unread(golden, comparisons) if setup.staged else []
         if unread:
             status, reason = "unsupported", f"stored but not compared: {_some(unread)}"
     except (Unsupported, Unavailable) as error:
         status, reason = "unsupported", str(error)
     except Exception as error:  # whatever a replay raises is this case's failure
         status, reason = "FAIL", _described(error)
-    return _result(
-        golden.case if golden else path.stem,
-        path,
-        _judged(golden, comparisons) if golden else [],
-        status,
-        reason,
-        time.perf_counter() - started,
-        cpu,
+    judged = _judged(golden, comparisons) if golden else []
+    found = _result(golden.case if golden else path.stem, path, judged, status, reason)
+    return replace(
+        found,
+        seconds=time.perf_counter() - started,
+        cpu=cpu,
+        settings=settings,
+        frames=frames[0] if frames else None,
     )
 
 
-def _replay(golden: Golden, checkpoints: Path, device: torch.device) -> Sequence[Comparison]:
+def _check(golden: Golden, checkpoints: Path) -> None:
     if golden.kind not in KINDS:
         raise Unsupported(f"golden kind {golden.kind!r}; known: {', '.join(KINDS)}")
     if golden.kind not in NO_CHECKPOINTS and not checkpoints.is_dir():
@@ -60,9 +78,12 @@ def _replay(golden: Golden, checkpoints: Path, device: torch.device) -> Sequence
             f"there is no folder {checkpoints}; name the folder of the tiny checkpoints with "
             "--checkpoints"
         )
+
+
+def _replay(golden: Golden, checkpoints: Path, setup: Setup) -> Sequence[Comparison]:
     module = importlib.import_module(KINDS[golden.kind].module)
     with torch.inference_mode():
-        found: Sequence[Comparison] = module.replay(golden, checkpoints, device)
+        found: Sequence[Comparison] = module.replay(golden, checkpoints, setup)
     if not found:
         raise ValueError("nothing was compared")
     return found
@@ -99,8 +120,6 @@ def _result(
     judged: list[tuple[Comparison, Limit | None]],
     status: str,
     reason: str,
-    seconds: float,
-    cpu: str,
 ) -> CaseResult:
     different = [c for c, _ in judged if not c.equal]
     beyond = [c for c, limit in judged if not _passes(c, limit)]
@@ -120,10 +139,17 @@ def _result(
         max_abs=first.max_abs if first else 0.0,
         relative_l2=first.relative_l2 if first else 0.0,
         reason=reason,
-        seconds=seconds,
-        cpu=cpu,
         details=[_detail(c, limit) for c, limit in judged],
+        divergence={run: _divergence(run, judged) for run in ("free", "staged")},
     )
+
+
+def _divergence(run: str, judged: list[tuple[Comparison, Limit | None]]) -> Detail | None:
+    """The first tensor of a run beyond its limit, else the first that differs."""
+    ours = [(c, limit) for c, limit in judged if c.run == run and not c.equal]
+    beyond = [(c, limit) for c, limit in ours if not _passes(c, limit)]
+    found = next(iter(beyond or ours), None)
+    return None if found is None else _detail(*found)
 
 
 def _passes(c: Comparison, limit: Limit | None) -> bool:
@@ -144,13 +170,22 @@ def _named(c: Comparison) -> str:
 
 
 def _detail(c: Comparison, limit: Limit | None) -> Detail:
+    place = place_of(c.name, c.stage)
     return {
         "name": c.name,
         "run": c.run,
         "stage": c.stage,
+        "step": None if place.step < 0 else place.step,
+        "part": place.part,
+        "quantity": place.quantity,
         "equal": c.equal,
+        "passed": _passes(c, limit),
         "max_abs": number(c.max_abs),
+        "mean_abs": number(c.mean_abs),
         "relative_l2": number(c.relative_l2),
+        "cosine": number(c.cosine),
+        "psnr": number(c.psnr),
+        "limit": "" if limit is None else limit.name,
         "limit_relative_l2": None if limit is None else number(limit.relative_l2),
         "limit_max_abs": None if limit is None else number(limit.max_abs),
         "problem": c.problem,

@@ -15,23 +15,28 @@ from runtime.parity.metrics import Comparison
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The largest figures that pass."""
+    """The largest figures that pass; `name` is its row in the table of docs/goldens.md."""
 
+    name: str
     relative_l2: float = inf
     max_abs: float = inf
 
 
-EXACT = Limit(relative_l2=0.0, max_abs=0.0)
-FP32 = Limit(relative_l2=1e-5)  # any stage; also the fp32 VAEs' encoders and the audio VAE (5e-6)
-BF16 = Limit(relative_l2=2.5e-2)
-BF16_GUIDED = Limit(relative_l2=6e-2)  # guidance multiplies the rounding noise
-BF16_MODULE = Limit(relative_l2=5e-3)  # one module from its stored input
-QUANTISED_LINEAR = Limit(relative_l2=1e-3)  # from its stored input: INT8, FP8, NVFP4
-INT8 = Limit(relative_l2=5e-2)  # in fp32 too: one flipped rounding spreads
-FP8_NATIVE = Limit(relative_l2=1.5e-1)
-VAE_FP32 = Limit(relative_l2=2e-6)
-VAE_FP32_PIXELS = Limit(relative_l2=2e-6, max_abs=1e-5)
-VAE_FP16 = Limit(relative_l2=5e-3)
+EXACT = Limit(name="exact", relative_l2=0.0, max_abs=0.0)
+# any stage; also the fp32 VAEs' encoders and the audio VAE (5e-6)
+FP32 = Limit(name="fp32 stage", relative_l2=1e-5)
+BF16 = Limit(name="bf16 denoiser, whole run", relative_l2=2.5e-2)
+# guidance multiplies the rounding noise
+BF16_GUIDED = Limit(name="bf16 denoiser with guidance", relative_l2=6e-2)
+BF16_MODULE = Limit(name="bf16, one module", relative_l2=5e-3)  # from its stored input
+# from its stored input: INT8, FP8, NVFP4
+QUANTISED_LINEAR = Limit(name="one quantised linear", relative_l2=1e-3)
+# in fp32 too: one flipped rounding spreads
+INT8 = Limit(name="INT8", relative_l2=5e-2)
+FP8_NATIVE = Limit(name="FP8 with quantised activations", relative_l2=1.5e-1)
+VAE_FP32 = Limit(name="video VAE fp32", relative_l2=2e-6)
+VAE_FP32_PIXELS = Limit(name="video VAE fp32, pixels", relative_l2=2e-6, max_abs=1e-5)
+VAE_FP16 = Limit(name="video VAE fp16", relative_l2=5e-3)
 
 # Integer or float64 arithmetic, seeded noise: the same anywhere
 _EXACT_STAGES = ("layout", "text tokens", "noise", "tables", "start")

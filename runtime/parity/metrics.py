@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+PIXELS = ("decode/video", "out/video")  # values in [0,1]
+
 
 class Unsupported(Exception):
     """The golden needs something the runtime does not offer; the message names it."""
@@ -23,31 +25,57 @@ class Comparison:
     equal: bool  # same shape, dtype and bits: -0.0 is not 0.0, a NaN equals the same NaN
     max_abs: float
     relative_l2: float
+    mean_abs: float
+    cosine: float  # 1 when equal; NaN where either side is all zeros
+    psnr: float  # dB; infinite when equal; peak 1.0 for pixels, else the golden's value range
     problem: str = ""  # shape or dtype mismatch, non-finite values: never within a tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Distance:
+    max_abs: float
+    mean_abs: float
+    relative_l2: float
+    cosine: float
+    psnr: float
+
+
+_NONE = _Distance(max_abs=0.0, mean_abs=0.0, relative_l2=0.0, cosine=1.0, psnr=math.inf)
+_BEYOND = _Distance(
+    max_abs=math.inf,
+    mean_abs=math.inf,
+    relative_l2=math.inf,
+    cosine=math.nan,
+    psnr=-math.inf,
+)
 
 
 def compare(name: str, got: Tensor, want: Tensor, *, run: str, stage: str) -> Comparison:
     """Bit for bit, else in float64 on the CPU; relative L2 is over the golden's norm."""
     got, want = got.detach().cpu(), want.detach().cpu()
-    problem, max_abs, relative = "", 0.0, 0.0
+    problem, distance = "", _NONE
     equal = False
     if got.shape != want.shape:
         problem = f"shape {tuple(got.shape)} for {tuple(want.shape)}"
     elif got.dtype != want.dtype:
         problem = f"dtype {got.dtype} for {want.dtype}"
     elif not (equal := torch.equal(_bits(got), _bits(want))):
-        max_abs, relative = _distance(got.double(), want.double())
-        if not math.isfinite(max_abs):
+        peak = 1.0 if name in PIXELS else None
+        distance = _distance(got.double().flatten(), want.double().flatten(), peak)
+        if not math.isfinite(distance.max_abs):
             problem = "non-finite values"
     if problem:
-        max_abs = relative = math.inf
+        distance = _BEYOND
     return Comparison(
         name=name,
         run=run,
         stage=stage,
         equal=equal,
-        max_abs=max_abs,
-        relative_l2=relative,
+        max_abs=distance.max_abs,
+        relative_l2=distance.relative_l2,
+        mean_abs=distance.mean_abs,
+        cosine=distance.cosine,
+        psnr=distance.psnr,
         problem=problem,
     )
 
@@ -56,9 +84,22 @@ def _bits(x: Tensor) -> Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _distance(got: Tensor, want: Tensor) -> tuple[float, float]:
-    """(largest absolute difference, relative L2): infinite over a golden of zeros."""
+def _distance(got: Tensor, want: Tensor, peak: float | None) -> _Distance:
+    """Of two flat float64 tensors; relative L2 is infinite over a golden of zeros."""
     difference, norm = got - want, float(want.norm())
     distance = float(difference.norm())
-    relative = distance / norm if norm > 0 else math.inf if distance > 0 else 0.0
-    return float(difference.abs().max()), relative
+    both = float(got.norm()) * norm
+    return _Distance(
+        max_abs=float(difference.abs().max()),
+        mean_abs=float(difference.abs().mean()),
+        relative_l2=distance / norm if norm > 0 else math.inf if distance > 0 else 0.0,
+        cosine=min(1.0, float(got @ want) / both) if both > 0 else math.nan,
+        psnr=_psnr(float(want.max() - want.min()) if peak is None else peak, difference),
+    )
+
+
+def _psnr(peak: float, difference: Tensor) -> float:
+    error = float(difference.square().mean())
+    if error == 0:
+        return math.inf
+    return 10 * math.log10(peak**2 / error) if 0 < peak < math.inf else -math.inf

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from runtime.media.files import write_json_atomic
 
@@ -14,6 +15,7 @@ _WIDTHS = "{:<50} {:<11} {:>9} {:>9} {:>9} {:>6}  {}"
 _PASSED = ("bit-equal", "pass", "info")
 
 Detail = dict[str, object]
+Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class CaseResult:
     """One case. status: bit-equal | pass | info (differs, nothing is gated) | FAIL | unsupported.
 
     `first` names the first tensor beyond its limit, else the first one that differs.
+    `divergence`: the same per run ("free", "staged"), with step, stage, figures and limit.
     """
 
     case: str
@@ -35,6 +38,9 @@ class CaseResult:
     seconds: float = 0.0
     cpu: str = ""
     details: Sequence[Detail] = field(default_factory=tuple)
+    divergence: Document = field(default_factory=dict)
+    settings: Sequence[Mapping[str, str]] = ()  # field, value, from: golden | plan
+    frames: Document | None = None  # what --dump wrote for it
 
 
 def heading() -> str:
@@ -56,42 +62,70 @@ def line(result: CaseResult) -> str:
     ).rstrip()
 
 
-def finish(results: Sequence[CaseResult], *, at_least: int, out: Path | None) -> int:
-    """Print the summary as the last line; exit status 0 only if every case passes."""
-    bad = [r.case for r in results if r.status == "FAIL"]
-    unsupported = [r.case for r in results if r.status == "unsupported"]
-    bit_equal = sum(r.status == "bit-equal" for r in results)
-    summary = {
+def summarise(results: Sequence[CaseResult]) -> Document:
+    """How many cases, how many of them passed, and which did not."""
+    return {
         "cases": len(results),
         "passed": sum(r.status in _PASSED for r in results),
-        "bit_equal": bit_equal,
-        "failed": bad,
-        "unsupported": unsupported,
+        "bit_equal": sum(r.status == "bit-equal" for r in results),
+        "failed": [r.case for r in results if r.status == "FAIL"],
+        "unsupported": [r.case for r in results if r.status == "unsupported"],
         "cpu": ", ".join(sorted({r.cpu for r in results})),
     }
-    if out is not None:
-        write_json_atomic(out, {**summary, "results": [_document(r) for r in results]})
-    too_few = bit_equal < at_least
-    if too_few:
-        print(f"only {bit_equal} cases are bit-equal, at least {at_least} were asked for")
-    print(json.dumps(summary))
-    return int(bool(bad or unsupported) or too_few)
 
 
-def number(value: float) -> float | None:
-    """JSON has no infinities and no NaN: those become null."""
-    return value if math.isfinite(value) else None
+def write_report(out: Path, results: Sequence[CaseResult], facts: Document) -> None:
+    """Every figure of every case; facts: what the whole run had in common."""
+    documents = [{**outline(r), "details": list(r.details)} for r in results]
+    write_json_atomic(out, {**summarise(results), **facts, "results": documents})
 
 
-def _document(result: CaseResult) -> dict[str, object]:
+def exit_status(results: Sequence[CaseResult], *, at_least: int) -> int:
+    """0 only if every case passes and enough of them are bit-equal."""
+    found = summarise(results)
+    too_few = found["bit_equal"] < at_least
+    return int(bool(found["failed"] or found["unsupported"]) or too_few)
+
+
+def finish(results: Sequence[CaseResult], *, at_least: int) -> int:
+    """Print the summary as the last line; the exit status."""
+    found = summarise(results)
+    if found["bit_equal"] < at_least:
+        print(f"only {found['bit_equal']} cases are bit-equal, at least {at_least} were asked for")
+    print(json.dumps(found))
+    return exit_status(results, at_least=at_least)
+
+
+def ending(result: CaseResult) -> Document:
+    """One case in a few words, for an event: well under the 4 KiB that a pipe takes at once."""
+    return {
+        "status": result.status,
+        "first": result.first[:400],
+        "reason": result.reason[:800],
+        "compared": result.compared,
+        "equal": result.equal,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def outline(result: CaseResult) -> Document:
+    """One case without its tensors."""
     return {
         "case": result.case,
         "path": result.path,
         "status": result.status,
         "reason": result.reason,
         "first": result.first,
+        "divergence": result.divergence,
         "compared": result.compared,
         "equal": result.equal,
         "seconds": round(result.seconds, 3),
-        "details": list(result.details),
+        "cpu": result.cpu,
+        "settings": list(result.settings),
+        "frames": result.frames,
     }
+
+
+def number(value: float) -> float | None:
+    """JSON has no infinities and no NaN: those become null."""
+    return value if math.isfinite(value) else None

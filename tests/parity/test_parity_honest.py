@@ -332,5 +332,5 @@ def test_a_path_that_does_not_exist_exits_with_2_and_one_sentence() -> None:
 def test_a_failed_or_unsupported_case_is_exit_status_1(status: str) -> None:
     good = CaseResult(case="a", path="a", status="bit-equal")
     bad = CaseResult(case="b", path="b", status=status)
-    assert finish([good], at_least=0, out=None) == 0
-    assert finish([good, bad], at_least=0, out=None) == 1
+    assert finish([good], at_least=0) == 0
+    assert finish([good, bad], at_least=0) == 1

@@ -15,24 +15,27 @@ from runtime.h3.audio_vae import AudioVAE, fit_stereo, load_audio_vae, loudness_
 from runtime.h3.sizes import SAMPLE_RATE
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
+from runtime.parity.setup import Setup
 
 CHECKPOINT = "h3_tiny_audio_vae_fp32.safetensors"
 ENCODE, DECODE = "audio VAE encode", "audio VAE decode"
 
 
-def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Every stored output and module tap.
 
     Free: from the waves or latents alone. Staged (CPU only): each module and decode from its stored
     input.
     """
-    vae, _ = load_audio_vae(open_checkpoint(checkpoints / CHECKPOINT, "audio_vae"), device=device)
+    vae, _ = load_audio_vae(
+        open_checkpoint(checkpoints / CHECKPOINT, "audio_vae"), device=setup.device
+    )
     with torch.no_grad(), _tapped(vae) as taps:
         out = [c for k in _numbers(golden, r"in/(\d+)/wave") for c in _round_trip(vae, golden, k)]
         for k in _numbers(golden, r"in/latent_(\d+)"):
             out += _decoded(vae, golden, k)
         out += [_free_module(golden, name, taps) for name in _modules(golden)]
-        if device.type == "cpu":
+        if setup.staged:
             out += list(_staged_modules(vae, golden))
     return out
 

@@ -37,54 +37,39 @@ from runtime.h3.text import PresentationToken, TextContext
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import VideoVAE, load_video_vae
 from runtime.kernels.attention import attention_backend
-from runtime.messages import ModelFiles, Plan, frame_count
+from runtime.messages import frame_count
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
 from runtime.parity.replay.modules import staged_modules
 from runtime.parity.replay.te import compare_text, load_text_encoder, staged_text
+from runtime.parity.settings import denoiser, plan_of
+from runtime.parity.setup import Setup
 from runtime.parity.taps import Captured, module_taps, refiner_taps
 from runtime.solvers import SAMPLERS
 
 LATENT = 16
 DEFAULT_VIDEO_VAE, DEFAULT_AUDIO_VAE = "h3_tiny_video_vae_fp16", "h3_tiny_audio_vae_fp32"
 DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16}
-NVFP4 = {"exact": "nvfp4_native", "fallback": "nvfp4_kitchen_fallback"}
 MODES = ("t2va", "ref2va", "fl2va", "guide")
 
 
-def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Free, then (on the CPU) staged. Unsupported names a mode, sampler or schedule."""
-    case = _Case(golden, checkpoints, device)
-    return [*case.free(), *(case.staged() if device.type == "cpu" else ())]
-
-
-def plan_of(golden: Golden, checkpoints: Path, device: torch.device) -> Plan:
-    """The plan that repeats the golden's hardware answers: compute dtype, native or emulated."""
-    params = golden.params
-    native = bool(params.get("native_quant", False))
-    file = checkpoints / f"{params['dit']}.safetensors"
-    if native and params.get("gemm", "exact") not in NVFP4:
-        raise Unsupported(f"gemm {params['gemm']!r}")
-    return Plan(
-        name="parity",
-        models=ModelFiles(dit=file, text_encoder=file, video_vae=file, audio_vae=file),
-        device=device.type,
-        dtype=params["compute"],
-        nvfp4=NVFP4[params.get("gemm", "exact")] if native else "nvfp4_dequant",
-        fp8="fp8_native" if native else "fp8_dequant",
-    )
+    case = _Case(golden, checkpoints, setup)
+    return [*case.free(), *(case.staged() if setup.staged else ())]
 
 
 class _Case:
     """One golden with its models."""
 
-    def __init__(self, golden: Golden, checkpoints: Path, device: torch.device) -> None:
-        self.golden, self.params, self.device = golden, golden.params, device
+    def __init__(self, golden: Golden, checkpoints: Path, setup: Setup) -> None:
+        self.golden, self.params, self.setup = golden, golden.params, setup
+        self.device = device = setup.device
         _require("mode", self.params["mode"], MODES)
         _require("sampler", self.params["sampler"], SAMPLERS)
         _require("scheduler", self.params["scheduler"], SCHEDULERS)
-        checkpoint = open_checkpoint(checkpoints / f"{self.params['dit']}.safetensors", "dit")
-        self.model, _ = load_denoiser(checkpoint, plan_of(golden, checkpoints, device), device)
+        checkpoint = denoiser(golden, checkpoints)
+        self.model, _ = load_denoiser(checkpoint, plan_of(golden, checkpoint, setup), device)
         self.text = load_text_encoder(golden, checkpoints, device)
         self.video_vae = self._video_vae(checkpoints)
         self.audio_vae = _audio_vae(checkpoints, self.params, device)
@@ -228,6 +213,7 @@ class _Case:
                 found[f"step_{step.step:02d}/{name}_video"] = pair.video.clone()
                 found[f"step_{step.step:02d}/{name}_audio"] = pair.audio.clone()
             last[:] = [step.denoised]
+            self.setup.on_step("free", step.step + 1, len(sigmas) - 1)
 
         def tap(name: str, value: Tensor) -> None:
             found[name] = value.clone()
@@ -265,6 +251,13 @@ class _Case:
         if "decode/video" in self.golden:
             frames = self.video_vae.decode(latents.video)
             yield from self._stored(run, "video VAE decode", "decode/video", frames)
+            if run == "free" and self.setup.on_frames:
+                want = self.golden.tensor("decode/video")
+                self.setup.on_frames("decode/video", want, frames)
+        elif run == "free" and self.setup.on_frames and "final/video" in self.golden:
+            want = self.video_vae.decode(self.golden.tensor("final/video"))
+            frames = self.video_vae.decode(latents.video)
+            self.setup.on_frames("final/video, decoded here", want, frames)
         if "decode/audio" in self.golden or "decode/audio_raw" in self.golden:
             raw = self.audio_vae.decode(latents.audio)
             yield from self._stored(run, "audio VAE decode", "decode/audio_raw", raw)
@@ -325,8 +318,9 @@ class _Case:
         total = len(sigmas) - 1
         recorded = [k for k in range(total) if f"step_{k:02d}/x_video" in self.golden]
         yield from staged_modules(self.golden, self.model)  # first: they name the wrong linear
-        for k in recorded:
+        for number, k in enumerate(recorded):
             yield from self._staged_step(k, sigmas[k], sides)
+            self.setup.on_step("staged", number + 1, len(recorded))
         yield from self._staged_solver(sigmas, recorded)
 
     def _staged_step(

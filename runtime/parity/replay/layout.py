@@ -24,13 +24,14 @@ from runtime.h3.sizes import adapted_canvas, audio_latents_of_frames, latent_fra
 from runtime.messages import frame_count
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, compare
+from runtime.parity.setup import Setup
 
 LATENT = 16
 
 
-def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """No weights needed: pure arithmetic at real sizes."""
-    del checkpoints, device
+    del checkpoints, setup
     out: list[Comparison] = []
     for i, (spec, want) in enumerate(
         zip(golden.params["layouts"], golden.header["layouts"], strict=True)

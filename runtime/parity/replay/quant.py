@@ -16,6 +16,7 @@ from runtime.kernels.linear.mxfp8_reference import dequantise_mxfp8
 from runtime.kernels.linear.nvfp4_native import activation_scale, quantise
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
+from runtime.parity.setup import Setup
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BACKENDS = {
@@ -29,9 +30,9 @@ BACKENDS = {
 }
 
 
-def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Every derived tensor from the stored bytes; inputs (weight bytes, x, bias) are given."""
-    del checkpoints, device
+    del checkpoints, setup
     cases = sorted({tuple(name.split("/")[:2]) for name in golden.names if name.count("/") == 2})
     return [c for index, kind in cases for c in _Format(golden, index, kind).comparisons()]
 

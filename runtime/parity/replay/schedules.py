@@ -10,12 +10,13 @@ from torch import Tensor
 from runtime.h3.schedule import SCHEDULERS, audio_sigma, sigma_table, sigmas_for
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
+from runtime.parity.setup import Setup
 from runtime.solvers import SAMPLERS
 
 
-def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Every stored list and every stored sampler state; unknown names are reported unsupported."""
-    del checkpoints, device  # these goldens need no weights
+    del checkpoints, setup  # these goldens need no weights
     out: list[Comparison] = []
     for name in sorted(golden.names):
         parts = name.split("/")

@@ -28,15 +28,16 @@ from runtime.h3.text_layers import NUM_LAYERS
 from runtime.h3.tokenizer import Tokenizer
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
+from runtime.parity.setup import Setup
 
 TINY_DEEPSTACK = (0, 1, 2)  # of the tiny checkpoints; shapes do not show it (contract 0.1.10)
 SECONDS_PER_FRAME = 0.5  # stored video frames are already sampled at 2 fps
 TOKENS, VISION, EMBEDS, LAYERS = "text tokens", "vision tower", "text embeds", "text layers"
 
 
-def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Every stored tensor of every prompt, free from `in/*`, then stage by stage as stored."""
-    encoder = load_text_encoder(golden, checkpoints, device)
+    encoder = load_text_encoder(golden, checkpoints, setup.device)
     tokenizer = Tokenizer(None)
     out: list[Comparison] = []
     for index, item in enumerate(golden.params["items"]):
@@ -45,7 +46,7 @@ def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comp
         taps: dict[str, Tensor] = {}
         context = encoder.encode(tokens, on_layer=taps.__setitem__)
         out += compare_text(golden, side, context, taps)
-        if device.type == "cpu":
+        if setup.staged:
             out += staged_text(golden, side, encoder)
     return out
 

@@ -23,35 +23,37 @@ from runtime.h3.video_tiles import (
     split,
 )
 from runtime.h3.video_vae import DECODE_STAGE, ENCODE_STAGE, VideoVAE, load_video_vae
-from runtime.kernels.attention import attention_backend
+from runtime.kernels.attention import load_attention
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
+from runtime.parity.settings import vae_attention
+from runtime.parity.setup import Setup
 
 DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16}
 
 
-def replay(golden: Golden, checkpoints: Path, device: torch.device) -> list[Comparison]:
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Every stored output and tap, free, then (on the CPU) every stage from the stored ones before.
 
     Header facts (tiles, decoder calls) are compared as `header/...`.
     """
-    vae = load_golden_vae(golden, checkpoints, device)
+    vae = load_golden_vae(golden, checkpoints, setup)
     with torch.no_grad():
         encode = golden.kind == "vae_encode"
-        free = list(_encode(vae, golden) if encode else _decode(vae, golden))
-        if device.type != "cpu":
+        free = list(_encode(vae, golden) if encode else _decode(vae, golden, setup))
+        if not setup.staged:
             return free
         return free + list(_staged_encode(vae, golden) if encode else _staged_decode(vae, golden))
 
 
-def load_golden_vae(golden: Golden, checkpoints: Path, device: torch.device) -> VideoVAE:
-    """The golden's VAE in the golden's dtype, on the device, with torch's attention."""
+def load_golden_vae(golden: Golden, checkpoints: Path, setup: Setup) -> VideoVAE:
+    """The golden's VAE in the golden's dtype, with torch's attention or the plan's."""
     dtype = golden.header["vae_dtype"]
     if dtype not in DTYPES:
         raise Unsupported(f"video VAE dtype {dtype}")
     checkpoint = open_checkpoint(checkpoints / f"{golden.params['vvae']}.safetensors", "video_vae")
-    attend = attention_backend("sdpa").load(device)
-    return load_video_vae(checkpoint, device=device, dtype=DTYPES[dtype], attend=attend)[0]
+    attend = load_attention(vae_attention(golden, setup), setup.device, DTYPES[dtype])
+    return load_video_vae(checkpoint, device=setup.device, dtype=DTYPES[dtype], attend=attend)[0]
 
 
 class _Taps:
@@ -79,7 +81,7 @@ def _stored(golden: Golden, name: str, got: Tensor, stage: str) -> Iterator[Comp
 # ---- decode
 
 
-def _decode(vae: VideoVAE, golden: Golden) -> Iterator[Comparison]:
+def _decode(vae: VideoVAE, golden: Golden, setup: Setup) -> Iterator[Comparison]:
     taps = _Taps(golden)
     calls: list[int] = []
     latent = golden.tensor("in/latent")
@@ -90,6 +92,8 @@ def _decode(vae: VideoVAE, golden: Golden) -> Iterator[Comparison]:
         on_tap=taps,
     )
     taps("out/video", frames.unsqueeze(0))
+    if setup.on_frames and "out/video" in golden:
+        setup.on_frames("out/video", golden.tensor("out/video")[0], frames)
     yield from taps.compared(DECODE_STAGE)
     yield from _fact(golden, "clips", [len(calls)], [len(golden.header.get("clips", []))])
     for axis, tokens in (("h", latent.shape[3]), ("w", latent.shape[4])):

@@ -1,0 +1,126 @@
+"""Which settings a replay has, and from whom: the golden's where it fixes them, else the plan's.
+
+A golden fixes what decided its numbers: the compute dtype, the format of its checkpoint and whether
+activations are quantised. It leaves open how the same arithmetic is carried out: attention, norm
+and rotation, device. Where plan and golden contradict each other the case is unsupported: another
+backend than the plan's would say nothing about the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from runtime.checkpoints import open_checkpoint
+from runtime.checkpoints.base import Checkpoint
+from runtime.messages import ModelFiles, Plan
+from runtime.parity.golden import Golden
+from runtime.parity.metrics import Unsupported
+from runtime.parity.setup import Setup
+
+NVFP4 = {"exact": "nvfp4_native", "fallback": "nvfp4_kitchen_fallback"}
+FORMATS = {"nvfp4": "nvfp4", "fp8": "float8_e4m3fn", "int8": "int8_tensorwise"}  # field -> stored
+VAE_DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16"}
+VAE_KINDS = ("vae_decode", "vae_encode")
+
+Setting = Mapping[str, str]  # field, value, from: golden | plan
+
+
+def denoiser(golden: Golden, checkpoints: Path) -> Checkpoint:
+    """The denoiser that an end-to-end golden names."""
+    return open_checkpoint(checkpoints / f"{golden.params['dit']}.safetensors", "dit")
+
+
+def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
+    """The plan that an end-to-end golden is replayed with; Unsupported names a contradiction."""
+    own, plan = _own(golden, setup), setup.plan
+    if plan is None:
+        return own
+    if plan.dtype != own.dtype:
+        raise Unsupported(
+            f"the golden was captured in {own.dtype} and plan {plan.name} computes in {plan.dtype}"
+        )
+    for field in _fields(checkpoint):
+        fixed, asked = getattr(own, field), getattr(plan, field)
+        if fixed != asked:
+            raise Unsupported(
+                f"the golden's {FORMATS[field]} layers were captured as {fixed} computes and "
+                f"plan {plan.name} names {asked}"
+            )
+    return replace(
+        own,
+        name=plan.name,
+        attention=plan.attention,
+        rms_rope=plan.rms_rope,
+        island_rounding=plan.island_rounding,
+    )
+
+
+def vae_attention(golden: Golden, setup: Setup) -> str:
+    """The attention of a video VAE golden; Unsupported if the plan's VAE has another dtype."""
+    if setup.plan is None:
+        return "sdpa"
+    dtype = _vae_dtype(golden.header["vae_dtype"])
+    if setup.plan.video_vae_dtype != dtype:
+        raise Unsupported(
+            f"the golden was captured with the video VAE in {dtype} and plan {setup.plan.name} "
+            f"runs it in {setup.plan.video_vae_dtype}"
+        )
+    return setup.plan.attention
+
+
+def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting]:
+    """What the report says of a replay; empty where no setting plays a part."""
+    by = "plan" if setup.plan else "golden"
+    found = [_setting("device", setup.device.type, by)]
+    if golden.kind == "e2e":
+        checkpoint = denoiser(golden, checkpoints)
+        plan = plan_of(golden, checkpoint, setup)
+        found += [
+            _setting("dtype", plan.dtype, "golden"),
+            _setting("attention", plan.attention, by),
+            _setting("rms_rope", plan.rms_rope, by),
+            *(_setting(field, getattr(plan, field), "golden") for field in _fields(checkpoint)),
+        ]
+        if checkpoint.quantised:
+            found.append(_setting("island_rounding", plan.island_rounding, by))
+        dtype = _vae_dtype(golden.header["vae_dtype"]["video"])
+        found.append(_setting("video_vae", f"{dtype}, sdpa", "golden"))
+    if golden.kind in VAE_KINDS:
+        found.append(_setting("attention", vae_attention(golden, setup), by))
+        dtype = _vae_dtype(golden.header["vae_dtype"])
+        found.append(_setting("video_vae_dtype", dtype, "golden"))
+    return found
+
+
+def _own(golden: Golden, setup: Setup) -> Plan:
+    """What the capture's hardware answered: compute dtype, native or emulated."""
+    params = golden.params
+    native = bool(params.get("native_quant", False))
+    if native and params.get("gemm", "exact") not in NVFP4:
+        raise Unsupported(f"gemm {params['gemm']!r}")
+    return Plan(
+        name="as captured",
+        models=ModelFiles(dit=Path(), text_encoder=Path(), video_vae=Path(), audio_vae=Path()),
+        device=setup.device.type,
+        dtype=params["compute"],
+        nvfp4=NVFP4[params.get("gemm", "exact")] if native else "nvfp4_dequant",
+        fp8="fp8_native" if native else "fp8_dequant",
+    )
+
+
+def _fields(checkpoint: Checkpoint) -> list[str]:
+    """The plan's fields that decide how this checkpoint's layers are computed."""
+    stored = {quant.format for quant in checkpoint.layers.values() if not quant.full_precision}
+    return [field for field, name in FORMATS.items() if name in stored]
+
+
+def _vae_dtype(dtype: str) -> str:
+    if dtype not in VAE_DTYPES:
+        raise Unsupported(f"video VAE dtype {dtype}")
+    return VAE_DTYPES[dtype]
+
+
+def _setting(field: str, value: str, origin: str) -> Setting:
+    return {"field": field, "value": value, "from": origin}
