@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.messages import StageTime
+from runtime.meter import Call, Mark, StepMeter, mark, seconds_between
 
 LOAD = "load"
 TEXT_ENCODE = "text encode"
@@ -36,10 +36,13 @@ STAGES = (
 class _Span:
     stage: str
     step: int
-    start: float | torch.cuda.Event
-    end: float | torch.cuda.Event
+    start: Mark
+    end: Mark
     depth: int
+    peak_bytes: int
     inner: tuple[_Span, ...] = ()  # stages inside this one whose time is not its own
+    meter: StepMeter | None = None
+    calls: tuple[Call, ...] = ()
 
     def finished(self) -> bool:
         return isinstance(self.end, float) or self.end.query()
@@ -48,80 +51,143 @@ class _Span:
         return self._total() - sum(span._total() for span in self.inner)
 
     def _total(self) -> float:
-        if isinstance(self.start, float) and isinstance(self.end, float):
-            return self.end - self.start
-        assert isinstance(self.start, torch.cuda.Event) and isinstance(self.end, torch.cuda.Event)
-        return self.start.elapsed_time(self.end) / 1000
+        return seconds_between(self.start, self.end)
+
+
+class _Memory:
+    """Most device bytes in use since each open stage began, and since the request did."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._open = [0]  # the request's, then those of the open stages
+        self._reset()
+
+    def begin(self) -> None:
+        self._look()
+        self._reset()
+        self._open.append(0)
+
+    def end(self) -> int:
+        self._look()
+        return self._open.pop()
+
+    def most(self) -> int:
+        self._look()
+        return self._open[0]
+
+    def _reset(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _look(self) -> None:
+        """What was reached since the last reset counts for everything that is open."""
+        if self._device.type == "cuda":
+            reached = torch.cuda.max_memory_allocated(self._device)
+            self._open = [max(peak, reached) for peak in self._open]
 
 
 class StageClock:
     """Collects the stages of one request; stages may be nested, and one never waits for the GPU.
 
-    `failed` names the innermost stage that an exception left ("denoise, step 3"), else it is "".
-    Between two stages it is the one before.
+    It begins with the request: every start counts from there. `failed` names the innermost stage
+    that an exception left ("denoise, step 3"), else it is "". Between two stages it is the one
+    before.
     """
 
     def __init__(self, device: torch.device | str = "cpu", *, rank: int = 0) -> None:
         self.failed = ""
-        self._cuda = torch.device(device).type == "cuda"
+        self._device = torch.device(device)
         self._rank = rank
         self._spans: list[_Span] = []
+        self._times: list[StageTime] = []
         self._drained = 0
         self._depth = 0
         self._entered = ""
+        self._memory = _Memory(self._device)
+        self._began = mark(self._device)
 
     @contextmanager
-    def stage(self, name: str, *, step: int = -1, exclusive: bool = False) -> Iterator[None]:
+    def stage(
+        self,
+        name: str,
+        *,
+        step: int = -1,
+        exclusive: bool = False,
+        meter: StepMeter | None = None,
+    ) -> Iterator[None]:
         """Times the block as stage `name`, one of STAGES; `step` counts from 0, -1 is no step.
 
         exclusive: the stages nested in the block are taken out of its time (frames are decoded
         while the file is written, and the two are reported apart).
+        meter: what it has wrapped is reported as the PARTS of this step.
         """
         assert name in STAGES, f"stage {name!r} is not one of {', '.join(STAGES)}"
-        start, first = self._now(), len(self._spans)
+        self._memory.begin()
+        start, first = mark(self._device), len(self._spans)
         self._depth += 1
         label = name if step < 0 else f"{name}, step {step + 1}"
         if name != END_TO_END:
             self._entered = label
+        if meter is not None:
+            meter.open()
+        calls: tuple[Call, ...] = ()
         try:
             yield
         except BaseException:
             between = name == END_TO_END and self._entered  # no stage was open within it
             self.failed = self.failed or between or label
             raise
+        else:
+            end = mark(self._device)
         finally:
             self._depth -= 1
+            peak = self._memory.end()
+            if meter is not None:
+                calls = meter.close()
         nested = [s for s in self._spans[first:] if exclusive and s.depth == self._depth + 1]
         span = _Span(
             stage=name,
             step=step,
             start=start,
-            end=self._now(),
+            end=end,
             depth=self._depth,
+            peak_bytes=peak,
             inner=tuple(nested),
+            meter=meter,
+            calls=calls,
         )
         self._spans.append(span)
 
     def drain(self) -> list[StageTime]:
         """The stages that have finished on the device since the last call, without waiting."""
-        fresh = []
+        fresh: list[StageTime] = []
         while self._drained < len(self._spans) and self._spans[self._drained].finished():
-            fresh.append(self._record(self._spans[self._drained]))
+            fresh += self._read(self._spans[self._drained])
             self._drained += 1
+        self._times += fresh
         return fresh
 
     def times(self) -> tuple[StageTime, ...]:
         """Every stage so far in the order they ended; waits for the device once."""
-        if self._cuda:
-            torch.cuda.synchronize()
-        return tuple(self._record(span) for span in self._spans)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.drain()
+        return tuple(self._times)
 
-    def _now(self) -> float | torch.cuda.Event:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def peak_bytes(self) -> int:
+        """Most device memory in use at once since the request began; 0 on the CPU."""
+        return self._memory.most()
 
-    def _record(self, span: _Span) -> StageTime:
-        return StageTime(stage=span.stage, seconds=span.seconds(), rank=self._rank, step=span.step)
+    def _read(self, span: _Span) -> Iterator[StageTime]:
+        """The stage, then the parts of a metered one."""
+        seconds = span.seconds()
+        parts = span.meter.read(span.calls, seconds) if span.meter is not None else {}
+        for stage, length in ((span.stage, seconds), *parts.items()):
+            yield StageTime(
+                stage=stage,
+                seconds=length,
+                rank=self._rank,
+                step=span.step,
+                start=seconds_between(self._began, span.start),
+                peak_bytes=span.peak_bytes if stage == span.stage else 0,
+            )

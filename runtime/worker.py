@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -45,11 +46,15 @@ class Pipeline(Protocol):
         *,
         out: Path,
         media: bool,
+        preview: bool,
         emit: Callable[[Event], None],
         cancelled: Callable[[], bool],
         clock: StageClock,
     ) -> Result:
-        """Writes latents (and with `media` an mp4) into `out`; raises Cancelled when asked to."""
+        """Writes latents (and with `media` an mp4) into `out`; raises Cancelled when asked to.
+
+        `emit` may be called from any thread.
+        """
 
     def decode(
         self,
@@ -77,6 +82,7 @@ class Worker:
         self._pipe = pipe
         self._waiting: deque[Command | None] = deque()
         self._cancels: set[str] = set()
+        self._emitting = threading.Lock()  # previews come from a thread of their own
 
     def serve(self) -> None:
         """Loads, then answers commands; returns on None, or when the console has gone."""
@@ -140,9 +146,10 @@ class Worker:
         clock = StageClock(self._plan.device, rank=self._rank)
 
         def emit(event: Event) -> None:
-            self._emit(event)
-            for stage in clock.drain():
-                self._emit(stage)
+            with self._emitting:
+                self._emit(event)
+                for stage in clock.drain():
+                    self._emit(stage)
 
         def cancelled() -> bool:
             return self._cancelled(request_id)
@@ -163,6 +170,7 @@ class Worker:
                         command.request,
                         out=command.out,
                         media=command.media,
+                        preview=command.preview,
                         emit=emit,
                         cancelled=cancelled,
                         clock=clock,

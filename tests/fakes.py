@@ -15,11 +15,23 @@ from typing import TYPE_CHECKING
 
 import av
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.cancel import Cancelled
-from runtime.messages import Event, ModelFiles, Note, Plan, Progress, Ref2VARequest, Result
+from runtime.messages import (
+    Event,
+    ModelFiles,
+    Note,
+    Plan,
+    Preview,
+    Progress,
+    Ref2VARequest,
+    Result,
+)
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from runtime.clock import StageClock
 
 FAMILIES = {"fake": "tests.fakes"}
@@ -56,6 +68,7 @@ class FakePipeline:
         self.load_seconds = 0.1
         self.load_gib_per_s = 1.0
         self._last_tensor: Callable[[], object] = lambda: None
+        self._kernel_times = plan.kernel_times
 
     def generate(
         self,
@@ -63,6 +76,7 @@ class FakePipeline:
         *,
         out: Path,
         media: bool,
+        preview: bool,
         emit: Callable[[Event], None],
         cancelled: Callable[[], bool],
         clock: StageClock,
@@ -70,6 +84,11 @@ class FakePipeline:
         """Obeys: fail, crash, hold, full (disk), slow; anything else just runs."""
         import torch
 
+        from runtime.h3.preview import shown_milliseconds, write_webp
+        from runtime.meter import ATTENTION, GEMM, StepMeter
+
+        meter = StepMeter("cpu")
+        attend, multiply = meter.wrap(ATTENTION, _sleep), meter.wrap(GEMM, _sleep)
         order = (request.prompt.split() or [""])[0]
         emit(Note(request_id=request.id, text=f"{len(request.references)} references"))
         left = "alive" if self._last_tensor() is not None else "freed"
@@ -81,8 +100,11 @@ class FakePipeline:
         for step in range(request.steps):
             if cancelled():
                 raise Cancelled
-            with clock.stage("denoise", step=step):
-                time.sleep(0.5 if order == "slow" else 0.03)
+            with clock.stage("denoise", step=step, meter=meter if self._kernel_times else None):
+                seconds = 0.5 if order == "slow" else 0.03
+                attend(torch.tensor(seconds / 2))
+                multiply(torch.tensor(seconds / 3))
+                time.sleep(seconds / 6)
                 if order == "fail" and step == 1:
                     raise FloatingPointError("video velocity at step 2 has 3 non-finite values")
                 if order == "crash" and step == 1:
@@ -90,6 +112,10 @@ class FakePipeline:
             emit(
                 Progress(request_id=request.id, stage="denoise", done=step + 1, total=request.steps)
             )
+            if preview:
+                shown = shown_milliseconds((request.frames - 5) // 17 * 5 + 2)
+                write_webp(out / "preview.webp", shades(request, step, len(shown)), shown)
+                emit(Preview(request_id=request.id, step=step, path=out / "preview.webp"))
         with clock.stage("mux"):
             if order == "full":
                 Path("/dev/full").write_bytes(b"x")
@@ -102,6 +128,18 @@ class FakePipeline:
             peak_memory_bytes=0,
             record=out / "record.json",
         )
+
+
+def _sleep(seconds: Tensor) -> Tensor:
+    time.sleep(float(seconds))
+    return seconds
+
+
+def shades(request: Ref2VARequest, step: int, latents: int) -> NDArray[np.uint8]:
+    """[latents, height/16, width/16, 3]: one grey per frame, brighter with every step."""
+    greys = np.arange(latents, dtype=np.uint8) + np.uint8(255 * step // request.steps)
+    size = (latents, request.height // 16, request.width // 16, 3)
+    return np.ascontiguousarray(np.broadcast_to(greys[:, None, None, None], size))
 
 
 def stripes(request: Ref2VARequest, path: Path) -> Path:

@@ -88,7 +88,7 @@ def _generate(request: Ref2VARequest, plan: Plan, record: Run, *, media: bool) -
         if isinstance(ready, Failure):
             last = ready
         else:
-            events = engine.generate(request, out=folder, media=media)
+            events = engine.generate(request, out=folder, media=media, preview=False)
             last = watch.follow(engine, request.id, events, bar, record.add)
     loaded = ready if isinstance(ready, Ready) else None
     state = _state(last)

@@ -15,6 +15,7 @@ from runtime.kernels.attention import load_attention
 from runtime.kernels.fused import load_rms_rope
 from runtime.kernels.linear import linear_builder
 from runtime.messages import Plan
+from runtime.meter import ATTENTION, GEMM, StepMeter
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -24,8 +25,9 @@ def load_denoiser(
     plan: Plan,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
+    meter: StepMeter | None = None,
 ) -> tuple[H3Model, LoadReport]:
-    """The denoiser of a checkpoint, on the device, ready to run.
+    """The denoiser of a checkpoint, on the device, ready to run; `meter` measures its calls.
 
     Unavailable before anything is read when a backend of the plan cannot run here, CheckpointError
     when the file does not fit the model.
@@ -33,11 +35,14 @@ def load_denoiser(
     cfg = H3Config.from_checkpoint(checkpoint)
     compute = DTYPES[plan.dtype]
     attend = load_attention(plan.attention, device, compute)
+    if meter is not None:
+        attend = meter.wrap(ATTENTION, attend)
     rms_rope = load_rms_rope(plan.rms_rope, device)
     backends = (plan.nvfp4, plan.fp8, plan.int8)
     build_linear = linear_builder(backends, checkpoint.layers, device)
     with torch.device("meta"):
         model = H3Model(cfg, attend, rms_rope)
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     adaln_fp32 = cfg.pruned  # the pruned form's AdaLN is declared fp32; the full form's is not
 
     def dtype_of(name: str, stored: torch.dtype) -> torch.dtype:
@@ -55,6 +60,10 @@ def load_denoiser(
     )
     if checkpoint.quantised and plan.island_rounding == "comfy":
         _round_islands(model, compute)
+    if meter is not None:
+        for name in linears:  # quantised ones have become modules of their backend
+            linear = model.get_submodule(name)
+            linear.forward = meter.wrap(GEMM, linear.forward)
     return model.eval().requires_grad_(False), report
 
 

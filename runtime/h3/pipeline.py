@@ -8,7 +8,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from runtime.h3.conditioning import (
 from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
 from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.packing import TargetShape
+from runtime.h3.preview import Previews
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.schedule import sigmas_for
 from runtime.h3.sizes import (
@@ -51,7 +52,17 @@ from runtime.kernels.attention import attention_backend, load_attention
 from runtime.kernels.linear import linear_backend
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
-from runtime.messages import Event, Note, Plan, Progress, Ref2VARequest, Reference, Result
+from runtime.messages import (
+    Event,
+    Note,
+    Plan,
+    Preview,
+    Progress,
+    Ref2VARequest,
+    Reference,
+    Result,
+)
+from runtime.meter import StepMeter
 
 _REQUEST_KEY = "h3_request"  # in the metadata of a latents file
 CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
@@ -104,13 +115,14 @@ class Pipeline:
         self.tokenizer = Tokenizer(files.tokenizer)
         self.mode = mode_of(read_header(files.dit))
         self.dit_layers = dit.layers
+        self.meter = StepMeter(self.device) if plan.kernel_times else None
         reports: list[LoadReport] = []
 
         def tell(part: str) -> Callable[[int, int], None]:
             return lambda done, total: progress(f"load {part}", done, total)
 
         with _naming(files.dit):
-            self.model, report = load_denoiser(dit, plan, self.device, tell("denoiser"))
+            self.model, report = load_denoiser(dit, plan, self.device, tell("denoiser"), self.meter)
         reports.append(report)
         with _naming(files.video_vae):
             self.video_vae, report = load_video_vae(
@@ -156,12 +168,15 @@ class Pipeline:
         *,
         out: Path,
         media: bool,
+        preview: bool,
         emit: Callable[[Event], None],
         cancelled: Callable[[], bool],
         clock: StageClock,
     ) -> Result:
-        """Latents always; with `media` an mp4 (needs PyAV), else float frames in out/frames."""
-        self._reset_peak()
+        """Latents always; with `media` an mp4 (needs PyAV), else float frames in out/frames.
+
+        With `preview` out/preview.webp is written anew after each step.
+        """
         job = _Job(id=request.id, emit=emit, cancelled=cancelled, clock=clock)
         inputs = self._inputs(request, job)
         target = TargetShape(
@@ -172,10 +187,11 @@ class Pipeline:
         )
         with torch.inference_mode():
             positive, negative = self._conditioning(request, inputs, job)
-            latents = self._sample(request, target, positive, negative, job)
+            with _previews(out, job) if preview else nullcontext() as previews:
+                latents = self._sample(request, target, positive, negative, previews, job)
             path = self._write_latents(latents, request, out)
             video = self._render(request, latents, out, media, job)
-        return self._result(request.id, video, path, out)
+        return self._result(video, path, out, job)
 
     def decode(
         self,
@@ -188,13 +204,12 @@ class Pipeline:
         clock: StageClock,
     ) -> Result:
         """A latents file (tensors "video" and "audio") to the mp4 `out`."""
-        self._reset_peak()
         job = _Job(id=request_id, emit=emit, cancelled=cancelled, clock=clock)
         pair, request = _read_latents(latents)
         record = {"request": request, **self._record(), "latents": str(latents)}
         with torch.inference_mode():
             self._write_mp4(pair, out, record, job)
-        return self._result(request_id, out, latents, out.parent)
+        return self._result(out, latents, out.parent, job)
 
     # ---- the steps of a request
 
@@ -282,6 +297,7 @@ class Pipeline:
         target: TargetShape,
         positive: Conditioning,
         negative: Conditioning | None,
+        previews: Previews | None,
         job: _Job,
     ) -> Latents:
         shifts = Shifts(video=request.shift_video, audio=request.shift_audio)
@@ -300,10 +316,12 @@ class Pipeline:
 
         def timed(step: int) -> AbstractContextManager[None]:
             job.check()
-            return job.clock.stage(DENOISE, step=step)
+            return job.clock.stage(DENOISE, step=step, meter=self.meter)
 
         def on_step(result: StepResult) -> None:
             job.progress(DENOISE, result.step + 1, total)
+            if previews is not None:
+                previews.show(result.step, result.denoised.video)
 
         first = side(positive)
         job.note(f"{first.layout.num_rows} packed rows")
@@ -381,27 +399,23 @@ class Pipeline:
 
     # ---- records
 
-    def _result(self, request_id: str, video: Path | None, latents: Path, out: Path) -> Result:
+    def _result(self, video: Path | None, latents: Path, out: Path, job: _Job) -> Result:
         return Result(
-            request_id=request_id,
+            request_id=job.id,
             video=video,
             latents=latents,
             stages=(),  # the worker fills them in, end to end included
-            peak_memory_bytes=self._peak(),
+            peak_memory_bytes=self._peak(job.clock),
             record=out / "run.json",
         )
 
     def _record(self) -> dict[str, object]:
         return {"plan": _plain(self.plan), "resolved": self.resolved}
 
-    def _reset_peak(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-
-    def _peak(self) -> int:
+    def _peak(self, clock: StageClock) -> int:
         """Bytes: of the request on a GPU; on the CPU of the process since it started."""
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
+            return clock.peak_bytes()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _resolve(self) -> dict[str, str]:
@@ -430,6 +444,16 @@ class Pipeline:
             if formats & set(backend.formats):
                 resolved[f"linear {name}"] = backend.route(device)
         return resolved
+
+
+def _previews(out: Path, job: _Job) -> AbstractContextManager[Previews]:
+    return closing(
+        Previews(
+            out / "preview.webp",
+            lambda step, path: job.emit(Preview(request_id=job.id, step=step, path=path)),
+            lambda reason: job.note(f"no more previews: {reason}", warning=True),
+        )
+    )
 
 
 @contextmanager

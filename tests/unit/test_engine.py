@@ -12,9 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 from runtime.engine import Engine
-from runtime.messages import Failure, Note, Progress, Ready, Result, StageTime
+from runtime.messages import Failure, Note, Preview, Progress, Ready, Result, StageTime
+from runtime.meter import PARTS
 from tests import fakes
 
 ROOT = Path(__file__).parents[2]
@@ -50,14 +52,27 @@ def test_stage_times_of_the_result_name_every_step_and_add_up(
     *events, result = shared.generate(fakes.request(), out=tmp_path, media=False)
     assert [s.step for s in result.stages if s.stage == "denoise"] == [0, 1, 2, 3]
     assert result.stages[-1].stage == "end to end"
-    assert result.stages[-1].seconds >= sum(s.seconds for s in result.stages[:-1]) > 0.1
+    whole = [s for s in result.stages[:-1] if s.stage not in PARTS]
+    assert result.stages[-1].seconds >= sum(s.seconds for s in whole) > 0.1
+    assert all(s.start + s.seconds <= result.stages[-1].seconds + 1e-3 for s in whole)
     live = [e for e in events if isinstance(e, StageTime)]
     assert live == list(result.stages[: len(live)]) and len(live) >= 4
 
 
-def test_without_media_no_mp4_is_written(shared: Engine, tmp_path: Path) -> None:
-    *_, result = shared.generate(fakes.request(), out=tmp_path, media=False)
+def test_a_preview_of_every_step_is_a_webp_of_the_clip_s_length(
+    shared: Engine, tmp_path: Path
+) -> None:
+    events = list(shared.generate(fakes.request(), out=tmp_path, media=False))
+    shown = [e for e in events if isinstance(e, Preview)]
+    assert [e.step for e in shown] == [0, 1, 2, 3]
+    with Image.open(shown[-1].path) as animation:
+        assert animation.n_frames == 7 and animation.size == (4, 4)
+
+
+def test_without_media_and_preview_no_file_is_written(shared: Engine, tmp_path: Path) -> None:
+    *events, result = shared.generate(fakes.request(), out=tmp_path, media=False, preview=False)
     assert result.video is None and not list(tmp_path.iterdir())
+    assert not any(isinstance(event, Preview) for event in events)
 
 
 def test_cancel_at_step_2_stops_before_step_4_and_names_the_stage(

@@ -46,7 +46,13 @@ class Ran:
     """One request: its result, events, clock and files."""
 
     def __init__(
-        self, pipeline: Pipeline, request: Ref2VARequest, out: Path, *, media: bool = False
+        self,
+        pipeline: Pipeline,
+        request: Ref2VARequest,
+        out: Path,
+        *,
+        media: bool = False,
+        preview: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.clock = StageClock()
@@ -56,6 +62,7 @@ class Ran:
             request,
             out=out,
             media=media,
+            preview=preview,
             emit=self.events.append,
             cancelled=lambda: False,
             clock=self.clock,
@@ -243,6 +250,7 @@ def test_a_cancelled_request_stops_between_steps(pipeline: Pipeline, tmp_path: P
             request("stopped", steps=6),
             out=tmp_path,
             media=False,
+            preview=False,
             emit=emit,
             cancelled=lambda: bool(steps) and steps[-1] >= 2,
             clock=StageClock(),

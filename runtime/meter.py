@@ -1,0 +1,102 @@
+"""Where a denoising step's time goes: attention and GEMM, measured call by call.
+
+On a GPU a call is two CUDA events in its stream, which never wait; they are read once the step has
+finished and used again. Wrapping changes no tensor: the call gets its operands as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ATTENTION = "attention"
+GEMM = "GEMM"  # linear layers whole: a quantised one unpacks its weights in it
+COMMUNICATION = "communication"  # 0.0 on one rank, where nothing is sent
+OTHER = "other"  # the step without the three
+
+PARTS = (ATTENTION, GEMM, COMMUNICATION, OTHER)
+
+Mark = float | torch.cuda.Event  # a moment: of the CPU's clock, or of a GPU stream
+
+
+def mark(device: torch.device) -> Mark:
+    """Now, on the CPU's clock or in the current stream of a GPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start: Mark, end: Mark) -> float:
+    """Both of one device; on a GPU both have been reached."""
+    if isinstance(start, float) and isinstance(end, float):
+        return end - start
+    assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+    return start.elapsed_time(end) / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One measured call; `part` is one of PARTS."""
+
+    part: str
+    start: Mark
+    end: Mark
+
+
+class StepMeter:
+    """Measures the wrapped callables of one model while a step is open; outside it they just run.
+
+    One thread opens and closes steps; `read` may be called from another.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._calls: list[Call] | None = None
+        self._free: list[torch.cuda.Event] = []
+
+    def wrap(self, part: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The same callable, measured as `part`. Do not wrap what a wrapped callable calls."""
+        assert part in PARTS, f"{part!r} is not one of {', '.join(PARTS)}"
+
+        def measured(*operands: Tensor) -> Tensor:
+            calls = self._calls
+            if calls is None:
+                return call(*operands)
+            start = self._mark()
+            result = call(*operands)
+            calls.append(Call(part=part, start=start, end=self._mark()))
+            return result
+
+        return measured
+
+    def open(self) -> None:
+        """A step begins."""
+        self._calls = []
+
+    def close(self) -> tuple[Call, ...]:
+        """The step ends; its calls, to be handed to `read` once the device has done them."""
+        calls, self._calls = self._calls or [], None
+        return tuple(calls)
+
+    def read(self, calls: Iterable[Call], step_seconds: float) -> dict[str, float]:
+        """Seconds of every part of a step that took `step_seconds`; its events are free again."""
+        seconds = dict.fromkeys(PARTS, 0.0)
+        for call in calls:
+            seconds[call.part] += seconds_between(call.start, call.end)
+            self._free += [e for e in (call.start, call.end) if isinstance(e, torch.cuda.Event)]
+        # A GPU's events are rounded to 0.5 us: a step that is all GEMM could fall below zero.
+        seconds[OTHER] = max(0.0, step_seconds - sum(seconds.values()))
+        return seconds
+
+    def _mark(self) -> Mark:
+        if not self._free:
+            return mark(self._device)
+        event = self._free.pop()
+        event.record()
+        return event
