@@ -20,6 +20,7 @@ def cpu_paths() -> str:
 @pytest.fixture(scope="session")
 def tiny_checkpoints() -> Path:
     """The goldens' checkpoints, rebuilt once beside tests/goldens."""
-    from tests.tiny_checkpoints import CHECKPOINTS, build_checkpoints
+    from runtime.parity.tiny_checkpoints import build_checkpoints
+    from tests.tiny_checkpoints import CHECKPOINTS
 
     return build_checkpoints(CHECKPOINTS)
