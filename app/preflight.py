@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from runtime.media.info import MediaInfo
 from runtime.messages import FPS, Plan, Ref2VARequest, Reference
 
-if TYPE_CHECKING:
-    from runtime.media.probe import MediaInfo
+Probe = Callable[[Path], MediaInfo]
 
 _ARTICLE = {"image": "an image", "video": "a video", "audio": "a sound"}
 _LEAST_FRAMES = 5  # what the video VAE needs for its first two latents (contract 4)
@@ -18,12 +18,29 @@ _LATENT_BYTES_PER_PIXEL = 0.1  # float32, 24 channels, 1 in 16 x 16 pixels, 1 in
 _MP4_BYTES_PER_PIXEL = 0.2  # a noisy picture at crf 16; an ordinary one takes a tenth
 
 
-def check(request: Ref2VARequest, plan: Plan, out: Path, *, media: bool = True) -> None:
-    """Raises ValueError with one sentence for what the request cannot be run with."""
-    if media or request.references:
+def probe_here(path: Path) -> MediaInfo:
+    """What the file holds, read in this process; the console asks app.media.facts instead."""
+    from runtime.media.probe import probe  # needs PyAV, which a run without media does not
+
+    return probe(path)
+
+
+def check(
+    request: Ref2VARequest,
+    plan: Plan,
+    out: Path,
+    *,
+    media: bool = True,
+    probe: Probe = probe_here,
+) -> None:
+    """Raises ValueError with one sentence for what the request cannot be run with.
+
+    probe: the console's reads no file in its own process, which then never loads PyAV.
+    """
+    if probe is probe_here and (media or request.references):
         check_pyav()
     for reference in request.references:
-        check_reference(reference)
+        check_reference(reference, probe)
     check_models(plan)
     check_disk(request, out)
 
@@ -39,10 +56,8 @@ def check_pyav() -> None:
         ) from error
 
 
-def check_reference(reference: Reference) -> MediaInfo:
+def check_reference(reference: Reference, probe: Probe = probe_here) -> MediaInfo:
     """The file can be read as its kind of reference; returns what it holds."""
-    from runtime.media.probe import probe  # needs PyAV, which a run without media does not
-
     info = probe(reference.path)
     if reference.kind == "audio" or reference.soundtrack is not None:
         sound = info if reference.kind == "audio" else probe(reference.soundtrack or Path())

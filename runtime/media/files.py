@@ -82,9 +82,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
-        _sync(part)
+        sync(part)
         os.replace(part, path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)  # before the free space is measured
         if error.errno == errno.ENOSPC:
@@ -106,7 +106,8 @@ def write_json_atomic(path: Path, obj: Any) -> None:
     write_bytes_atomic(path, (text + "\n").encode())
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Makes what was written to a file, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

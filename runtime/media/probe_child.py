@@ -1,7 +1,7 @@
 """A process that reads one file nobody vouches for: python -m runtime.media.probe_child ...
 
-probe FILE THUMB: prints what the file holds as JSON and writes a WebP of it (sounds have none).
-thumb FILE THUMB: the WebP alone. record FILE: prints the run record of an mp4 written here.
+probe FILE: prints what the file holds as JSON. probe FILE THUMB also writes a WebP of it (sounds
+have none). record FILE: prints the run record of an mp4 that was written here.
 A file that cannot be read is one sentence on stderr and exit status 2.
 """
 
@@ -30,9 +30,9 @@ def main(arguments: Sequence[str]) -> int:
             print(_record(file))
             return 0
         info = probe(file)
-        _thumb(info, file, *others)
-        if command == "probe":
-            print(json.dumps(asdict(info)))
+        for thumb in others:
+            _thumb(info, file, thumb)
+        print(json.dumps(asdict(info)))
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
