@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 
 from runtime.messages import Progress, StageTime
@@ -64,7 +65,7 @@ def _total(stages: tuple[StageTime, ...], name: str) -> float | None:
 
 
 def _per_step(stages: tuple[StageTime, ...], name: str) -> float | None:
-    """Mean over the steps of what the slowest rank took."""
+    """Median over the steps, of which the first also warms up, of what the slowest rank took."""
     by_rank: dict[tuple[int, int], float] = {}
     for stage in stages:
         if stage.stage == name and stage.step >= 0:
@@ -73,7 +74,7 @@ def _per_step(stages: tuple[StageTime, ...], name: str) -> float | None:
     steps: dict[int, float] = {}
     for (step, _), seconds in by_rank.items():
         steps[step] = max(steps.get(step, 0.0), seconds)
-    return sum(steps.values()) / len(steps) if steps else None
+    return statistics.median(steps.values()) if steps else None
 
 
 def _seconds(value: float | None) -> str:

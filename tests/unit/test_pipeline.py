@@ -23,10 +23,12 @@ from runtime.checkpoints.header import CheckpointError
 from runtime.clock import DENOISE, MUX, TEXT_ENCODE, VIDEO_VAE_DECODE, StageClock
 from runtime.h3 import pipeline as module
 from runtime.h3.pipeline import Pipeline, load
+from runtime.h3.preview import rgb_frames
 from runtime.h3.text import TextEncoder
 from runtime.kernels.unavailable import Unavailable
 from runtime.media.mp4 import read_run_metadata
-from runtime.messages import Event, Note, Progress, Ref2VARequest, Reference, Result
+from runtime.messages import Event, Note, Preview, Progress, Ref2VARequest, Reference, Result
+from runtime.meter import ATTENTION, COMMUNICATION, GEMM, PARTS
 from tests.denoiser_parts import FILES, demo_plan
 
 FRAMES, WIDTH, HEIGHT = 5, 64, 32
@@ -236,6 +238,48 @@ def test_stages_progress_and_memory_are_reported(pipeline: Pipeline, tmp_path: P
     assert done == [0, 1, 2, 3]
     assert any("packed rows" in note.text for note in ran.notes)
     assert ran.result.peak_memory_bytes > 50 << 20
+
+
+def test_the_parts_of_every_step_are_reported_and_add_up(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    times = Ran(pipeline, request("parts", steps=3), tmp_path / "run").clock.times()
+    for step in range(3):
+        seconds = {time.stage: time.seconds for time in times if time.step == step}
+        assert set(seconds) == {DENOISE, *PARTS}
+        assert seconds[ATTENTION] > 0 and seconds[GEMM] > 0 and seconds[COMMUNICATION] == 0
+        assert sum(seconds[part] for part in PARTS) == pytest.approx(seconds[DENOISE])
+
+
+def test_measuring_and_previews_do_not_change_the_latents(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    asked = request("the same bits", steps=3, cfg=2.0)
+    silent = load(
+        demo_plan(text_encoder="resident", kernel_times=False),
+        progress=lambda part, done, total: None,
+    )
+    plain = Ran(silent, asked, tmp_path / "1")
+    shown = Ran(pipeline, asked, tmp_path / "2", preview=True)
+    assert not {time.stage for time in plain.clock.times()} & set(PARTS)
+    for name, latent in plain.latents().items():
+        assert torch.equal(latent, shown.latents()[name])
+
+
+def test_each_step_is_shown_and_nothing_is_left_half_written(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    ran = Ran(pipeline, request("shown", steps=3), tmp_path / "run", preview=True)
+    shown = [event for event in ran.events if isinstance(event, Preview)]
+    path = ran.out / "preview.webp"
+    assert [(event.step, event.path) for event in shown] == [(0, path), (1, path), (2, path)]
+    with Image.open(path) as animation:
+        assert animation.n_frames == 2 and animation.size == (WIDTH // 16, HEIGHT // 16)
+        last = np.asarray(animation.convert("RGB"))
+    # the last step's prediction is the clean latent: sigma ends at 0
+    assert np.array_equal(last, rgb_frames(ran.latents()["video"])[0])
+    assert not list(ran.out.glob("*.part"))
+    assert not (Ran(pipeline, request(), tmp_path / "2").out / "preview.webp").exists()
 
 
 def test_a_cancelled_request_stops_between_steps(pipeline: Pipeline, tmp_path: Path) -> None:
