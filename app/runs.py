@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from app import presets
+from app.jobs import State
+from app.stored import plain
 from runtime.media.files import remove_parts, write_bytes_atomic, write_json_atomic
 from runtime.messages import Event, Failure, Note, Plan, Ready, Ref2VARequest, Result, StageTime
 
 FOLDER = Path(__file__).parents[1] / "runs"
 
-State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
-
 
 def new_id() -> str:
     """A name for a request and its folder: local date and time, then six random hex digits."""
     return f"{datetime.now():%Y%m%d-%H%M%S}_{secrets.token_hex(3)}"
-
-
-def plain(value: Any) -> Any:
-    """A dataclass as what JSON knows; paths become text."""
-    return json.loads(json.dumps(asdict(value), default=str))
 
 
 class Run:
@@ -65,25 +61,68 @@ class Run:
         state: State,
         *,
         pids: tuple[int, ...] = (),
+        keep_latents: bool = True,
     ) -> None:
         """Writes run.json: the request, the resolved plan, every note, all times, how it ended.
 
         pids: the ranks that served it; what a killed one was building is removed.
+        keep_latents: False removes the latents of a run whose mp4 is whole.
         """
         if isinstance(last, Failure):
             remove_parts(self.folder, pids)
-        stages = last.stages if isinstance(last, Result) else tuple(self._stages)
-        record = {
-            "id": self.request.id,
-            "state": state,
-            "started": datetime.fromtimestamp(self._started).astimezone().isoformat(),
-            "seconds": time.time() - self._started,
-            "request": plain(self.request),
-            "plan": plain(self._plan),
-            "engine": plain(ready) if ready else None,
-            "notes": [{"text": note.text, "warning": note.warning} for note in self._notes],
-            "stages": [plain(stage) for stage in stages],
-            "result": plain(last) if isinstance(last, Result) else None,
-            "failure": plain(last) if isinstance(last, Failure) else None,
-        }
-        write_json_atomic(self.folder / "run.json", record)
+        notes = [{"text": note.text, "warning": note.warning} for note in self._notes]
+        if isinstance(last, Result) and last.video and last.latents and not keep_latents:
+            last.latents.unlink()
+            last = replace(last, latents=None)
+            notes.append({"text": "latents removed once the mp4 was written", "warning": False})
+        stages = last.stages if isinstance(last, Result) else self._stages
+        write_record(
+            self.folder,
+            self.request,
+            self._plan,
+            state,
+            started=self._started,
+            seconds=time.time() - self._started,
+            engine=plain(ready) if ready else None,
+            notes=notes,
+            stages=[plain(stage) for stage in stages],
+            last=plain(last),
+        )
+
+
+def write_record(
+    folder: Path,
+    request: Ref2VARequest,
+    plan: Plan,
+    state: State,
+    *,
+    started: float,
+    seconds: float,
+    engine: Mapping[str, Any] | None,
+    notes: Iterable[Mapping[str, Any]],
+    stages: Iterable[Mapping[str, Any]],
+    last: Mapping[str, Any],
+) -> None:
+    """Writes run.json, and of a done run result.json, which says what its mp4 carries.
+
+    started: seconds since the epoch. last: a Result if the state is "done", else a Failure.
+    """
+    notes = list(notes)
+    if state == "done":
+        same = {"request": plain(request), "plan": plain(plan)}
+        same |= {"resolved": (engine or {}).get("resolved"), "notes": [n["text"] for n in notes]}
+        write_json_atomic(folder / "result.json", same)
+    record = {
+        "id": request.id,
+        "state": state,
+        "started": datetime.fromtimestamp(started).astimezone().isoformat(),
+        "seconds": seconds,
+        "request": plain(request),
+        "plan": plain(plan),
+        "engine": engine,
+        "notes": notes,
+        "stages": list(stages),
+        "result": last if state == "done" else None,
+        "failure": last if state != "done" else None,
+    }
+    write_json_atomic(folder / "run.json", record)

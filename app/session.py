@@ -1,150 +1,216 @@
-"""The one object that panels receive: owns the engine, runs requests in turn, tells the state."""
+"""The queue's master: checks and enqueues jobs, and runs them one after another in a thread."""
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from app import preflight, runs
-from app.runs import Run, State
-from runtime.engine import Engine
+from app import media, preflight, recovery, runs
+from app.announcer import Announcer, Publisher, Shape
+from app.errors import TooMany, WrongState
+from app.history import History, Moment, Typical, remaining
+from app.jobs import Job, JobStore
+from app.runner import EngineStatus, Live, Marks, ParityRun, Runner
 from runtime.families import FAMILIES
-from runtime.messages import (
-    Event,
-    Failure,
-    Note,
-    Plan,
-    Progress,
-    Ready,
-    Ref2VARequest,
-    Result,
-    StageTime,
-)
+from runtime.messages import Plan, Ref2VARequest
 
-MAX_WAITING = 8
-KEPT = 20  # jobs remembered here; their folders stay
-
-EngineState = Literal["loading", "ready", "busy", "failed", "closed"]
+MOST_OF_ONE, MOST_OF_ALL = 100, 500  # jobs that wait
+MOST_CHARACTERS = 7000  # of a prompt
+_LOOK_SECONDS = 1.0  # between two looks at an idle engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One request and how far it is."""
+class Forecast:
+    """Seconds that a job needs (still), and that it waits before; None: no history tells it."""
 
-    request: Ref2VARequest
-    folder: Path
-    state: State = "queued"
-    stage: str = ""
-    done: int = 0
-    total: int = 0
-    started: float = 0.0  # seconds since the epoch; 0 while it waits
-    notes: tuple[Note, ...] = ()
-    stages: tuple[StageTime, ...] = ()
-    last: Result | Failure | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Nothing more will happen to it."""
-        return self.last is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The state at one moment; a different version means that something changed."""
-
-    version: int
-    engine: EngineState
-    loading: Progress | None
-    ready: Ready | None
-    reason: str  # why the engine failed, else ""
-    jobs: tuple[Job, ...]  # oldest first
-
-    @property
-    def latest(self) -> Job | None:
-        """The job to show: the running one, else the last that ended, else the next to run."""
-        running = [job for job in self.jobs if job.state in ("running", "cancelling")]
-        ended = [job for job in self.jobs if job.ended]
-        return next(iter((*running, *ended[-1:], *self.jobs)), None)
-
-    def job(self, id: str) -> Job | None:
-        """The job of a request id, if it is still remembered."""
-        return next((job for job in self.jobs if job.request.id == id), None)
+    eta: float | None = None
+    wait: float | None = None
 
 
 class Session:
-    """Owns one engine and a thread that feeds it; every method may be called from any thread."""
+    """Owns one engine and the thread that feeds it; every method may be called from any thread."""
 
     def __init__(
-        self, plan: Plan, *, root: Path = runs.FOLDER, families: Mapping[str, str] = FAMILIES
+        self,
+        jobs: JobStore,
+        hub: Publisher,
+        root: Path,
+        plan: Plan,
+        *,
+        shape: Shape,
+        owner: str,
+        families: Mapping[str, str] = FAMILIES,
+        marks: Marks | None = None,
+        parity: ParityRun | None = None,
     ) -> None:
+        """Settles what a killed console left, then loads `plan` unless a job waits already.
+
+        shape: a job as its owner's pages get it. owner: of runs made by `launch.py generate`.
+        """
         self.plan = plan
-        self.root = root
-        self._engine = Engine(plan, families=families)
-        self._changed = threading.Condition()
-        self._snapshot = Snapshot(
-            version=0, engine="loading", loading=None, ready=None, reason="", jobs=()
+        self._jobs = jobs
+        self._hub = hub
+        self._root = root
+        self._parity = parity
+        self._history = History()
+        recovery.recover(jobs, root)
+        recovery.adopt(jobs, root, owner)
+        for job, times in jobs.times():
+            if job.request is not None:
+                self._history.add(job.request, job.plan, times)
+        self._announcer = Announcer(jobs, hub, shape)
+        self._runner = Runner(
+            jobs, hub, root, self._announcer, self._history, families=families, marks=marks
         )
-        self._waiting: deque[str] = deque()
-        self._closing = False
+        self._adding = threading.Lock()
+        self._wake = threading.Condition()
+        self._poked = self._unloading = self._closing = False
         self._thread = threading.Thread(target=self._serve, name="session", daemon=True)
         self._thread.start()
 
-    def snapshot(self) -> Snapshot:
-        """The state now; cheap."""
-        return self._snapshot
+    # ---- what runs and waits
 
-    def wait(self, version: int, timeout_seconds: float) -> Snapshot:
-        """The first snapshot newer than `version`, or the present one when the time is up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._snapshot.version > version, timeout_seconds)
-            return self._snapshot
+    def live(self, id: str) -> Live | None:
+        """The running job so far; None for every other one."""
+        return self._runner.live(id)
 
-    def submit(self, request: Ref2VARequest) -> Job:
-        """Checks the request and puts it in the queue; ValueError with one sentence if refused."""
-        folder = self.root / request.id
-        preflight.check(request, self.plan, folder)
-        with self._changed:
-            if self._closing:
-                raise ValueError("the console is closing; start it again")
-            if len(self._waiting) >= MAX_WAITING:
-                raise ValueError(
-                    f"{MAX_WAITING} requests are waiting already; wait for one or cancel one"
-                )
-            job = Job(request=request, folder=folder)
-            self._waiting.append(request.id)
-            self._set(jobs=(*self._snapshot.jobs, job)[-KEPT - MAX_WAITING :])
-        return job
+    def engine_state(self) -> EngineStatus:
+        """What the engine does now."""
+        return self._runner.status
 
-    def cancel(self, id: str) -> None:
+    def eta(self, job: Job) -> float | None:
+        """Seconds that an open job needs (still); None without a done run of its class."""
+        return self.forecasts().get(job.id, Forecast()).eta
+
+    def forecasts(self) -> dict[str, Forecast]:
+        """For every open job."""
+        status, told = self._runner.status, {}
+        loaded = status.plan if status.state in ("loading", "ready", "busy") else None
+        ahead: float | None = None if self._jobs.paused else 0.0
+        for job in self._jobs.queue():
+            eta = self._eta(job, loaded)
+            if job.state != "queued":
+                told[job.id] = Forecast(eta=eta, wait=0.0)
+                ahead = eta if ahead is not None else None
+            else:
+                told[job.id] = Forecast(eta=eta, wait=ahead)
+                ahead = None if ahead is None or eta is None else ahead + eta
+            loaded = job.plan if job.kind == "generate" else None
+        return told
+
+    # ---- putting in
+
+    def enqueue(
+        self,
+        owner: str,
+        request: Ref2VARequest,
+        plans: tuple[Plan, ...],
+        *,
+        keep_latents: bool = True,
+    ) -> tuple[Job, ...]:
+        """One job per plan, next to each other; ids are new. ValueError with one sentence."""
+        for plan in plans:
+            self._check(request, plan)
+        group = runs.new_id() if len(plans) > 1 else ""
+        jobs = tuple(_new(owner, request, plan, group, keep_latents) for plan in plans)
+        return self._add(owner, *jobs)
+
+    def enqueue_parity(self, owner: str, plan: Plan, task: dict[str, Any]) -> Job:
+        """A parity job."""
+        preflight.check_models(plan)
+        id, now = runs.new_id(), time.time()
+        job = Job(id=id, kind="parity", owner=owner, plan=plan, task=task, created=now)
+        return self._add(owner, job)[0]
+
+    def retry(self, id: str) -> Job:
+        """A new run of a job that failed, was cancelled or interrupted."""
+        job = self._jobs.need(id)
+        if job.state not in ("failed", "cancelled", "interrupted"):
+            raise WrongState(f"job {id} is {job.state}; duplicate it to run it once more")
+        return self._again(job, group=job.group, attempt=job.attempt + 1)
+
+    def duplicate(self, id: str) -> Job:
+        """A new job with the same request and plan, at the end of the queue."""
+        return self._again(self._jobs.need(id), group="", attempt=1)
+
+    # ---- changing
+
+    def edit(
+        self, id: str, *, request: Ref2VARequest | None = None, plan: Plan | None = None
+    ) -> Job:
+        """Another request or plan for a job that waits."""
+        job = self._jobs.need(id)
+        if job.request is not None:
+            self._check(request or job.request, plan or job.plan)
+        elif request is not None:
+            raise ValueError(f"job {id} is a parity job; it has no request to edit")
+        request = request and replace(request, id=id)
+        edited = self._jobs.edit(id, request=request, plan=plan)
+        self._announcer.job(id)
+        self._tell_queue()
+        return edited
+
+    def cancel(self, id: str) -> Job:
         """Takes a waiting job out of the queue, or stops a running one at its next step."""
-        with self._changed:
-            job = self._snapshot.job(id)
-            if job is None or job.ended:
-                return
-            if id in self._waiting:
-                self._waiting.remove(id)
-                failure = Failure(request_id=id, stage="", reason="cancelled", cancelled=True)
-                self._put(replace(job, state="cancelled", last=failure))
-                return
-            self._put(replace(job, state="cancelling"))
-        self._engine.cancel(id)  # may overtake the request itself: the rank keeps it in mind
+        waited = {"ended": time.time(), "reason": "cancelled before it began"}
+        if self._jobs.update(id, only=("queued",), state="cancelled", **waited):
+            self._tell_queue()
+        elif self._jobs.update(id, only=("running",), state="cancelling"):
+            self._runner.cancel(id)
+        elif (job := self._jobs.need(id)).state != "cancelling":
+            raise WrongState(f"job {id} is {job.state} already")
+        self._announcer.job(id)
+        return self._jobs.need(id)
+
+    def move(self, id: str, before: str | None, *, owner: str | None = None) -> None:
+        """Puts a waiting job before another, or last; `owner`: among this user's jobs only."""
+        self._jobs.move(id, before, owner=owner)
+        self._tell_queue()
+
+    def pause(self, paused: bool) -> None:
+        """Holds the queue after the running job, or lets it go on; survives a restart."""
+        self._jobs.paused = paused
+        self._tell_queue()
+        self._poke()
+
+    def remove(self, id: str) -> None:
+        """Deletes a job that does not run, with its folder."""
+        self._jobs.update(id, only=("queued",), state="cancelled", ended=time.time())
+        job = self._jobs.need(id)
+        if not job.over:
+            raise WrongState(f"job {id} is {job.state}; cancel it before it is deleted")
+        folder = self._root / id
+        if folder.is_dir():  # before the row: a folder without one would be adopted again
+            shutil.rmtree(folder)
+        self._jobs.remove(id)
+        self._tell_queue()
+
+    def unload(self) -> None:
+        """Ends the engine when nothing runs, which frees its memory; the next job starts it."""
+        running = [job for job in self._jobs.queue() if job.state != "queued"]
+        if running:
+            raise WrongState(f"job {running[0].id} is running; wait for it or cancel it first")
+        with self._wake:
+            self._unloading = True
+            self._wake.notify()
 
     def close(self, *, grace_seconds: float = 10.0) -> None:
-        """Cancels what runs, ends the engine and the thread; may be called again."""
-        with self._changed:
+        """Interrupts what runs and ends the engine; what waits goes on at the next start."""
+        with self._wake:
             self._closing = True
-            self._changed.notify_all()
-        for job in self._snapshot.jobs:
-            self.cancel(job.request.id)
+            self._wake.notify()
+        self._runner.stop()
         self._thread.join(grace_seconds)
         if self._thread.is_alive():
-            self._engine.kill()
+            self._runner.kill()
             self._thread.join()
+        self._announcer.close()
 
     def __enter__(self) -> Session:
         return self
@@ -152,93 +218,153 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # ---- the thread: it also spawns the ranks, which live as long as it does
+
     def _serve(self) -> None:
-        """The thread: it also spawns the ranks, which live as long as it does."""
-        self._start()
+        if self._jobs.paused or not self._jobs.waiting():
+            self._runner.load(self.plan)
+        self._poke()
         while (job := self._take()) is not None:
-            if self._engine.alive or self._start():
-                self._run(job)
-            elif not self._closing:
-                failure = Failure(
-                    request_id=job.request.id, stage="load", reason=self._snapshot.reason
-                )
-                self._edit(replace(job, state="failed", last=failure))
-        self._engine.close()
-        self._edit(engine="closed")
+            self._tell_queue()
+            self._announcer.job(job.id)
+            if job.kind == "parity":
+                self._run_parity(job)
+            else:
+                self._runner.run(job)
+            self._tell_queue()
+            self._poke()
+        self._runner.unload("closed")
 
     def _take(self) -> Job | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._waiting)
+        while True:
+            with self._wake:
+                self._wake.wait_for(
+                    lambda: self._poked or self._unloading or self._closing, _LOOK_SECONDS
+                )
+                poked, unloading = self._poked, self._unloading
+                self._poked = self._unloading = False
+                if self._closing:
+                    return None
+            if unloading:
+                self._runner.unload()
+            if poked and (job := self._jobs.claim()) is not None:
+                return job
+            self._runner.look()
+
+    def _run_parity(self, job: Job) -> None:
+        assert self._parity is not None, "enqueue_parity is only called where parity is wired"
+        self._runner.unload()  # its memory is needed; nothing runs beside a job
+
+        def progress(stage: str, done: int, total: int) -> None:
+            self._jobs.progress(job.id, stage, done, total)
+            self._announcer.job(job.id)
+
+        def cancelled() -> bool:
+            return self._closing or self._jobs.need(job.id).state == "cancelling"
+
+        state, reason = self._parity(job, self._root / job.id, progress, cancelled)
+        if self._closing and state == "cancelled":
+            state, reason = "interrupted", "the console was stopped while this job ran; retry it"
+        now = self._jobs.need(job.id)
+        ended = {"stage": now.stage, "done": now.done, "total": now.total, "ended": time.time()}
+        self._runner.settle(job.id, state=state, reason=reason, **ended)
+
+    # ---- inside
+
+    def _check(self, request: Ref2VARequest, plan: Plan) -> None:
+        """What can be known to be wrong without opening media, which no console process does."""
+        for text in (request.prompt, request.negative_prompt):
+            if len(text) > MOST_CHARACTERS:
+                raise ValueError(
+                    f"a prompt may have {MOST_CHARACTERS:,} characters, this one has "
+                    f"{len(text):,}; shorten it"
+                )
+        if importlib.util.find_spec("av") is None:
+            raise ValueError("mp4 files need PyAV, which is missing; pip install 'av>=18.1,<20'")
+        preflight.check(request, plan, self._root, probe=media.facts)
+
+    def _add(self, owner: str, *jobs: Job) -> tuple[Job, ...]:
+        with self._adding:  # two clients may not both take the last place
             if self._closing:
-                return None
-            job = self._snapshot.job(self._waiting.popleft())
-            assert job is not None, "a waiting job is always remembered"
-            job = replace(job, state="running", stage="start", started=time.time())
-            self._put(job)
-            return job
+                raise ValueError("the console is closing; start it again")
+            for waiting, most, whose in (
+                (self._jobs.waiting(owner), MOST_OF_ONE, "of your jobs"),
+                (self._jobs.waiting(), MOST_OF_ALL, "jobs"),
+            ):
+                if waiting + len(jobs) > most:
+                    raise TooMany(
+                        f"{waiting} {whose} wait already and at most {most} may; wait for some "
+                        "or cancel some"
+                    )
+            added = self._jobs.add(*jobs)
+        self._tell_queue()
+        self._poke()
+        return added
 
-    def _start(self) -> bool:
-        self._edit(engine="loading", ready=None, loading=None, reason="")
-        for event in self._engine.start():
-            if isinstance(event, Progress):
-                self._edit(loading=event)
-            if isinstance(event, Ready):
-                self._edit(engine="ready", ready=event, loading=None)
-            if isinstance(event, Failure):
-                self._edit(engine="failed", reason=event.reason, loading=None)
-            if self._closing:
-                self._engine.kill()
-        return self._engine.alive
+    def _again(self, job: Job, *, group: str, attempt: int) -> Job:
+        id = runs.new_id()
+        request = None if job.request is None else replace(job.request, id=id)
+        if request is not None:
+            self._check(request, job.plan)
+        again = Job(
+            id=id,
+            kind=job.kind,
+            owner=job.owner,
+            plan=job.plan,
+            request=request,
+            task=job.task,
+            group=group,
+            parent=job.id,
+            keep_latents=job.keep_latents,
+            created=time.time(),
+            attempt=attempt,
+        )
+        return self._add(job.owner, again)[0]
 
-    def _run(self, job: Job) -> None:
-        self._edit(engine="busy")
-        try:
-            run, pids = Run(job.folder, job.request, self.plan), self._engine.pids
-            for event in self._engine.generate(job.request, out=job.folder):
-                run.add(event)
-                if isinstance(event, Result | Failure):  # the record is whole before anyone is told
-                    run.finish(event, self._snapshot.ready, self._ending(event), pids=pids)
-                self._fold(job.request.id, event)
-        except (OSError, ValueError) as error:  # the run folder cannot be written
-            failure = Failure(request_id=job.request.id, stage="record", reason=str(error))
-            self._fold(job.request.id, failure)
-        self._edit(engine="ready" if self._engine.alive else "failed")
+    def _eta(self, job: Job, loaded: Plan | None) -> float | None:
+        typical = job.request and self._history.typical(job.request, job.plan)
+        if not typical:
+            return None
+        if (live := self._runner.live(job.id)) is not None:
+            return _left(typical, live, job.started)
+        return typical.run + (typical.load if loaded != job.plan else 0.0)
 
-    def _fold(self, id: str, event: Event) -> None:
-        with self._changed:
-            job = self._snapshot.job(id)
-            assert job is not None, "the running job is always remembered"
-            if isinstance(event, Progress):
-                job = replace(job, stage=event.stage, done=event.done, total=event.total)
-            if isinstance(event, Note):
-                job = replace(job, notes=(*job.notes, event))
-            if isinstance(event, StageTime):
-                job = replace(job, stages=(*job.stages, event))
-            if isinstance(event, Result):
-                job = replace(job, stages=event.stages)
-            if isinstance(event, Result | Failure):
-                job = replace(job, state=self._ending(event), last=event)
-            self._put(job)
+    def _tell_queue(self) -> None:
+        self._hub.publish("queue", {"paused": self._jobs.paused})
 
-    def _ending(self, last: Result | Failure) -> State:
-        if isinstance(last, Result):
-            return "done"
-        if last.cancelled:
-            return "cancelled"
-        return "failed" if self._engine.alive else "interrupted"
+    def _poke(self) -> None:
+        with self._wake:
+            self._poked = True
+            self._wake.notify()
 
-    def _put(self, job: Job) -> None:
-        """Replaces one job; the lock is held."""
-        id = job.request.id
-        self._set(jobs=tuple(job if j.request.id == id else j for j in self._snapshot.jobs))
 
-    def _edit(self, job: Job | None = None, **changes: object) -> None:
-        with self._changed:
-            if job is not None:
-                self._put(job)
-            self._set(**changes)
+def _new(owner: str, request: Ref2VARequest, plan: Plan, group: str, keep_latents: bool) -> Job:
+    id = runs.new_id()
+    return Job(
+        id=id,
+        kind="generate",
+        owner=owner,
+        plan=plan,
+        request=replace(request, id=id),
+        task={},
+        group=group,
+        keep_latents=keep_latents,
+        created=time.time(),
+    )
 
-    def _set(self, **changes: object) -> None:
-        version = self._snapshot.version + 1
-        self._snapshot = replace(self._snapshot, version=version, **changes)  # type: ignore[arg-type]
-        self._changed.notify_all()
+
+def _left(typical: Typical, live: Live, started: float) -> float:
+    now = time.time()
+    if not live.began:  # the engine loads
+        return max(0.0, typical.load - (now - started)) + typical.run
+    return remaining(
+        typical,
+        Moment(
+            stage=live.stage,
+            done=live.done,
+            total=live.total,
+            run_seconds=now - live.began,
+            stage_seconds=now - live.stage_began,
+            step_seconds=now - live.step_ended if live.step_ended else 0.0,
+        ),
+    )

@@ -13,7 +13,8 @@ from typing import Any
 from app import preflight, presets, runs
 from app.cli import watch
 from app.cli.progress import Bar
-from app.runs import Run, State
+from app.jobs import State
+from app.runs import Run
 from app.timing import seconds_by_stage, stage_rows, table
 from runtime.engine import Engine
 from runtime.messages import Failure, Plan, Ready, Ref2VARequest, Reference, Result

@@ -1,0 +1,162 @@
+"""What a killed console left: run folders get their run.json, and unknown runs are adopted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from app import runs, stored
+from app.history import times_of
+from app.jobs import ENDED, Job, JobStore, State
+from runtime.media.files import remove_parts
+from runtime.messages import Failure, StageTime
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a folder that can be named in an address
+_STAGE_FIELDS = [field.name for field in fields(StageTime)]
+
+
+def recover(jobs: JobStore, root: Path) -> tuple[Job, ...]:
+    """Settles what was running when the console was killed; returns those jobs, now ended.
+
+    The folder first, then the store: killed in between, the next start does it again.
+    """
+    killed = jobs.list(states=("running", "cancelling"))
+    for job in killed:
+        job = replace(job, reason="the console was killed while this job ran; retry it")
+        ended: dict[str, Any] = {"state": "interrupted", "reason": job.reason, "ended": time.time()}
+        if job.request is not None:
+            ended |= _settle(job, root / job.id)
+        jobs.update(job.id, **ended)
+    return tuple(jobs.need(job.id) for job in killed)
+
+
+def adopt(jobs: JobStore, root: Path, owner: str) -> int:
+    """Puts runs that `launch.py generate` made here into the history; returns how many."""
+    count = 0
+    for file in sorted(root.glob("*/run.json")):
+        id = file.parent.name
+        if jobs.get(id) is not None or not _NAME.fullmatch(id):
+            continue
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            job, times = _adopted(id, record, owner)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            _LOG.warning("%s is no run of this version and is left alone: %s", file, error)
+            continue
+        jobs.add(job, times=times)
+        count += 1
+    return count
+
+
+def _adopted(id: str, record: dict[str, Any], owner: str) -> tuple[Job, dict[str, float]]:
+    if record["state"] not in ENDED:
+        raise ValueError(f"its state is {record['state']!r}")
+    started = datetime.fromisoformat(record["started"]).timestamp()
+    failure = record["failure"] or {}
+    job = Job(
+        id=id,
+        kind="generate",
+        owner=owner,
+        state=record["state"],
+        request=replace(stored.request_of(record["request"]), id=id),
+        task={},
+        plan=stored.plan_of(record["plan"]),
+        created=started,
+        started=started,
+        ended=started + float(record["seconds"]),
+        stage=failure.get("stage", ""),
+        reason=failure.get("reason", ""),
+    )
+    return job, _times(record)
+
+
+def _times(record: dict[str, Any]) -> dict[str, float]:
+    if record["state"] != "done" or not record["stages"]:
+        return {}
+    stages = (StageTime(**{k: s[k] for k in _STAGE_FIELDS if k in s}) for s in record["stages"])
+    return times_of(stages, (record["engine"] or {}).get("load_seconds", 0.0))
+
+
+@dataclass(slots=True)
+class _Told:
+    """What events.jsonl says of a run."""
+
+    began: float = 0.0
+    latest: float = 0.0
+    stage: str = "start"
+    done: int = 0
+    total: int = 0
+
+
+def _settle(job: Job, folder: Path) -> dict[str, Any]:
+    """How the run of a killed console ended, with its folder made whole."""
+    assert job.request is not None, "only generate jobs have a run folder of ours"
+    record = folder / "run.json"
+    if record.is_file():  # killed between the record and the store
+        return _told_by_record(json.loads(record.read_text(encoding="utf-8")))
+    folder.mkdir(exist_ok=True)
+    parts = (part.name.split(".")[-2] for part in folder.glob("*.part"))
+    remove_parts(folder, [int(pid) for pid in parts if pid.isdigit()])  # the ranks died with it
+    told = _Told(began=job.started, latest=job.started)
+    engine: dict[str, Any] | None = None
+    notes, stages = [], []
+    last: dict[str, Any] | None = None
+    state: State = "interrupted"
+    for event in _events(folder):
+        kind, told.latest = event.pop("event"), event.pop("time")
+        if kind == "Ready":
+            engine = event
+        elif kind == "Progress":
+            told.stage, told.done, told.total = event["stage"], event["done"], event["total"]
+        elif kind == "Note":
+            notes.append({"text": event["text"], "warning": event["warning"]})
+        elif kind == "StageTime":
+            stages.append(event)
+        elif kind == "Result":
+            state, last, stages = "done", event, event["stages"]
+        elif kind == "Failure":
+            state, last = ("cancelled" if event["cancelled"] else "failed"), event
+    if last is None:
+        last = stored.plain(Failure(request_id=job.id, stage=told.stage, reason=job.reason))
+    runs.write_record(
+        folder,
+        job.request,
+        job.plan,
+        state,
+        started=told.began,
+        seconds=max(0.0, told.latest - told.began),
+        engine=engine,
+        notes=notes,
+        stages=stages,
+        last=last,
+    )
+    ended = {"state": state, "reason": last.get("reason", ""), "ended": told.latest or time.time()}
+    return ended | {"stage": told.stage, "done": told.done, "total": told.total}
+
+
+def _told_by_record(record: dict[str, Any]) -> dict[str, Any]:
+    failure = record["failure"] or {}
+    return {
+        "state": record["state"],
+        "stage": failure.get("stage", ""),
+        "reason": failure.get("reason", ""),
+        "times": _times(record),
+    }
+
+
+def _events(folder: Path) -> Iterator[dict[str, Any]]:
+    file = folder / "events.jsonl"
+    if not file.is_file():
+        return
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):  # the kill may have cut the last one
+                yield json.loads(line)

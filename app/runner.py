@@ -1,0 +1,328 @@
+"""Feeds one engine: loads the plan a job needs, runs it, keeps what pages ask meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from app import records
+from app.announcer import Announcer, Publisher
+from app.history import DENOISE, History, times_of
+from app.jobs import Job, JobStore, State
+from app.runs import Run
+from runtime.engine import Engine
+from runtime.messages import (
+    Event,
+    Failure,
+    Note,
+    Plan,
+    Preview,
+    Progress,
+    Ready,
+    Result,
+    StageTime,
+)
+
+EngineState = Literal["unloaded", "loading", "ready", "busy", "failed", "closed"]
+_PUBLISH_SECONDS = 0.1  # between two progress events of a load
+_STOPPED = "the console was stopped while this job ran; retry it"
+
+
+class Marks(Protocol):
+    """The telemetry, as far as it is needed here."""
+
+    def mark(self, text: str, kind: str, id: str) -> None:
+        """Something begins now."""
+
+    def save(self, path: Path, t0: float, t1: float) -> None:
+        """Writes the samples between two times (seconds since the epoch)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """What the engine does now; stage, done and total tell how far a load is."""
+
+    state: EngineState = "unloaded"
+    plan: Plan | None = None
+    reason: str = ""  # why it failed
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+    ready: Ready | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """The running job so far; times are seconds since the epoch, 0 while not reached."""
+
+    id: str
+    stage: str = "load"
+    done: int = 0
+    total: int = 0
+    notes: tuple[Note, ...] = ()
+    stages: tuple[StageTime, ...] = ()
+    preview_step: int = -1  # the newest step in preview.webp
+    began: float = 0.0  # the request, on a loaded engine
+    stage_began: float = 0.0
+    step_ended: float = 0.0
+
+
+class Runner:
+    """One engine; `load`, `unload` and `run` belong to one thread, the rest to any."""
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        hub: Publisher,
+        root: Path,
+        announcer: Announcer,
+        history: History,
+        *,
+        families: Mapping[str, str],
+        marks: Marks | None,
+    ) -> None:
+        self._jobs = jobs
+        self._hub = hub
+        self._root = root
+        self._announcer = announcer
+        self._history = history
+        self._families = families
+        self._marks = marks
+        self._lock = threading.Lock()  # which job the engine loads for
+        self._loading_for = ""
+        self._engine: Engine | None = None
+        self._status = EngineStatus()
+        self._live: Live | None = None
+        self._load_seconds = 0.0
+        self._published = 0.0
+        self._stopping = threading.Event()
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine does now."""
+        return self._status
+
+    def live(self, id: str) -> Live | None:
+        """The running job; None for every other one."""
+        live = self._live
+        return live if live is not None and live.id == id else None
+
+    def cancel(self, id: str) -> None:
+        """Stops the running job at its next step, or the load that it waits for at once."""
+        with self._lock:
+            if self._engine is None:
+                return
+            if self._loading_for == id:
+                self._engine.kill()
+            else:
+                self._engine.cancel(id)  # may overtake the request: the rank keeps it in mind
+
+    def stop(self) -> None:
+        """The console closes: what runs is interrupted, what loads is killed."""
+        self._stopping.set()
+        live = self._live
+        if live is not None:
+            self.cancel(live.id)
+        elif self._status.state == "loading":
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the ranks at once."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.kill()
+
+    def load(self, plan: Plan) -> bool:
+        """An engine with this plan; the reason why there is none is in `status`."""
+        if self._engine is not None:
+            self._engine.close()
+        engine = Engine(plan, families=self._families)
+        with self._lock:
+            self._engine = engine
+        self._tell(EngineStatus(state="loading", plan=plan))
+        began = time.monotonic()
+        for event in engine.start():
+            if isinstance(event, Progress):
+                told = {"stage": event.stage, "done": event.done, "total": event.total}
+                self._tell(replace(self._status, **told))  # type: ignore[arg-type]
+            elif isinstance(event, Ready):
+                self._load_seconds = time.monotonic() - began
+                self._tell(EngineStatus(state="ready", plan=plan, ready=event))
+            elif isinstance(event, Failure):
+                self._tell(EngineStatus(state="failed", plan=plan, reason=event.reason))
+            if self._stopping.is_set():
+                engine.kill()
+        return engine.alive
+
+    def unload(self, state: EngineState = "unloaded") -> None:
+        """Ends the engine, which frees the memory of its devices."""
+        if self._engine is not None:
+            self._engine.close()
+            with self._lock:
+                self._engine = None
+        self._tell(EngineStatus(state=state))
+
+    def look(self) -> None:
+        """Notices an engine that died while nothing ran."""
+        if self._status.state == "ready" and self._engine is not None and not self._engine.alive:
+            reason = "the engine died while nothing ran; it is started again for the next job"
+            self._tell(replace(self._status, state="failed", reason=reason, ready=None))
+
+    def run(self, job: Job) -> None:
+        """Runs a claimed "generate" job until its folder and the store say how it ended."""
+        assert job.request is not None, "only generate jobs are run here"
+        self._live = Live(id=job.id)
+        last: Result | Failure
+        try:
+            record = Run(self._root / job.id, job.request, job.plan)
+            last = self._load_for(job) or self._generate(job, record)
+            state, reason = self._ending(job, last)
+            engine = self._engine
+            record.finish(
+                last,
+                self._status.ready,
+                state,
+                pids=engine.pids if engine is not None else (),
+                keep_latents=job.keep_latents,
+            )
+        except (OSError, ValueError) as error:  # the run folder cannot be written
+            last = Failure(request_id=job.id, stage="record", reason=str(error))
+            state, reason = "failed", str(error)
+        self._settle(job, state, reason, last)
+
+    def settle(self, id: str, **changes: Any) -> None:
+        """Stores how a job ended; while the disk takes nothing it waits and says so."""
+        while True:
+            try:
+                self._jobs.update(id, **changes)
+                break
+            except OSError as error:
+                self._tell(replace(self._status, reason=str(error)))
+                if self._stopping.wait(1.0):
+                    return  # the next start finds it in the run folder
+        self._live = None
+        self._announcer.job(id)
+
+    # ---- one job
+
+    def _load_for(self, job: Job) -> Failure | None:
+        """Makes the engine one of the job's plan; a Failure if it cannot be or was cancelled."""
+        engine = self._engine
+        if engine is None or not engine.alive or engine.plan != job.plan:
+            with self._lock:
+                self._loading_for = job.id
+            try:
+                alive = self.load(job.plan)
+            finally:
+                with self._lock:
+                    self._loading_for = ""
+            if self._jobs.need(job.id).state == "cancelling" or self._stopping.is_set():
+                return Failure(request_id=job.id, stage="load", reason="cancelled", cancelled=True)
+            if not alive:
+                return Failure(request_id=job.id, stage="load", reason=self._status.reason)
+        return None
+
+    def _generate(self, job: Job, record: Run) -> Result | Failure:
+        engine, ready = self._engine, self._status.ready
+        assert engine is not None and job.request is not None and ready is not None
+        began = time.time()
+        self._tell(replace(self._status, state="busy"))
+        self._live = Live(id=job.id, stage="start", began=began, stage_began=began)
+        self._mark(f"run on {job.plan.name}", "run", job.id)
+        record.add(ready)
+        last: Result | Failure | None = None
+        for event in engine.generate(job.request, out=record.folder):
+            record.add(event)
+            self._fold(job, event)
+            if isinstance(event, Result | Failure):
+                last = event
+        assert last is not None, "the last event of an engine is Result or Failure"
+        self._mark("run ends", "run", job.id)
+        if self._marks is not None:
+            self._marks.save(record.folder / records.TELEMETRY, began, time.time())
+        if engine.alive:
+            self._tell(replace(self._status, state="ready"))
+        else:
+            self._tell(replace(self._status, state="failed", reason=_reason(last)))
+        return last
+
+    def _fold(self, job: Job, event: Event) -> None:
+        live, now = self._live, time.time()
+        assert live is not None, "a job is running"
+        if isinstance(event, Progress):
+            if event.stage != live.stage:
+                live = replace(live, stage=event.stage, stage_began=now, step_ended=now)
+                self._mark(event.stage, "stage", job.id)
+            elif event.stage == DENOISE and event.done != live.done:
+                live = replace(live, step_ended=now)
+            self._jobs.progress(job.id, event.stage, event.done, event.total)
+            live = replace(live, done=event.done, total=event.total)
+        elif isinstance(event, Note):
+            live = replace(live, notes=(*live.notes, event))
+        elif isinstance(event, StageTime):
+            live = replace(live, stages=(*live.stages, event))
+        elif isinstance(event, Preview):
+            live = replace(live, preview_step=event.step)
+            url = f"/api/v1/runs/{job.id}/preview"
+            told = {"id": job.id, "step": event.step, "url": url}
+            self._hub.publish("preview", told, owner=job.owner)
+        self._live = live
+        self._announcer.job(job.id)
+
+    def _ending(self, job: Job, last: Result | Failure) -> tuple[State, str]:
+        if isinstance(last, Result):
+            return "done", ""
+        if last.cancelled:
+            return ("interrupted", _STOPPED) if self._stopping.is_set() else ("cancelled", "")
+        died = last.stage != "load" and (self._engine is None or not self._engine.alive)
+        return "interrupted" if died else "failed", last.reason
+
+    def _settle(self, job: Job, state: State, reason: str, last: Result | Failure) -> None:
+        live = self._live
+        assert live is not None and job.request is not None, "a job is running"
+        changes: dict[str, Any] = {"state": state, "reason": reason, "ended": time.time()}
+        changes |= {"stage": live.stage, "done": live.done, "total": live.total}
+        if isinstance(last, Result):
+            times = times_of(last.stages, self._load_seconds)
+            self._history.add(job.request, job.plan, times)
+            changes |= {"stage": "", "times": times}
+        self.settle(job.id, **changes)
+
+    # ---- telling
+
+    def _tell(self, status: EngineStatus) -> None:
+        moved_on = status.state != self._status.state or status.reason != self._status.reason
+        self._status = status
+        now = time.monotonic()
+        if moved_on or now - self._published >= _PUBLISH_SECONDS:
+            self._published = now
+            self._hub.publish("engine", engine_json(status))
+
+    def _mark(self, text: str, kind: str, id: str) -> None:
+        if self._marks is not None:
+            self._marks.mark(text, kind, id)
+
+
+ParityRun = Callable[
+    [Job, Path, Callable[[str, int, int], None], Callable[[], bool]], tuple[State, str]
+]
+
+
+def engine_json(status: EngineStatus) -> dict[str, Any]:
+    """The status as pages get it."""
+    return {
+        "state": status.state,
+        "plan": status.plan.name if status.plan else "",
+        "reason": status.reason,
+        "stage": status.stage,
+        "done": status.done,
+        "total": status.total,
+    }
+
+
+def _reason(last: Result | Failure) -> str:
+    return last.reason if isinstance(last, Failure) else "the engine died after the run"

@@ -1,0 +1,54 @@
+"""Requests and plans as the JSON that the job store keeps, and back (also out of run.json)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference
+
+_LAYERS = "deepstack_layers"
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as what JSON knows; paths become text."""
+    return json.loads(json.dumps(asdict(value), default=str))
+
+
+def dump(value: Any) -> str:
+    """A dataclass as one line of JSON; equal ones give the same text."""
+    return json.dumps(asdict(value), default=str, ensure_ascii=False, sort_keys=True)
+
+
+def request_of(data: dict[str, Any]) -> Ref2VARequest:
+    """What `dump` or plain made of a request; ValueError for one of another version."""
+    try:
+        references = tuple(
+            Reference(**{**r, "path": Path(r["path"]), "soundtrack": _path(r["soundtrack"])})
+            for r in data["references"]
+        )
+        return Ref2VARequest(**{**data, "references": references})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"a stored request cannot be read: {error}") from error
+
+
+def plan_of(data: dict[str, Any]) -> Plan:
+    """What `dump` or plain made of a plan; ValueError for one of another version."""
+    try:
+        files = data["models"]
+        models = ModelFiles(
+            **{
+                **files,
+                **{part: _path(file) for part, file in files.items() if part != _LAYERS},
+                _LAYERS: tuple(files[_LAYERS]),
+            }
+        )
+        return Plan(**{**data, "models": models})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"a stored plan cannot be read: {error}") from error
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
