@@ -18,10 +18,12 @@ from runtime.h3.sizes import (
     audio_latents_of_samples,
     canvas_of_video,
     check_guide_fits,
+    frames_notes,
     guide_audio_latents,
     guide_frames,
     kept_frames,
     resolved_frame,
+    size_notes,
     size_of_image,
     text_frames,
 )
@@ -161,16 +163,9 @@ def encoding_notes(
     if media.pixels is None:
         return ()
     if media.kind == "image":
-        size, encoded = size_of(media.pixels), image_size(media, mode=mode, target=target)
-        return () if size == encoded else (f"{by(size)} -> {by(encoded)} pixels",)
+        return size_notes(size_of(media.pixels), image_size(media, mode=mode, target=target))
     frames = len(media.pixels)
-    kept = kept_frames(frames, target_frames)
-    return () if kept == frames else (f"{frames} -> {kept} frames encoded, the rest cut",)
-
-
-def by(size: Size) -> str:
-    """(960, 544) -> "960x544"."""
-    return f"{size[0]}x{size[1]}"
+    return frames_notes(frames, kept_frames(frames, target_frames))
 
 
 def prepare_image(media: ReferenceMedia, *, mode: str, target: Size) -> Tensor:

@@ -19,6 +19,7 @@ CANVAS_PIXELS = 768 * 1344
 SAMPLE_RATE = 32000
 SAMPLES_PER_LATENT = 800
 AUDIO_LATENTS_PER_SECOND = 40
+_LEAST_VISION_PIXELS, _MOST_VISION_PIXELS = 3136, 12_845_056
 TEXT_FRAME_STEP = 12  # the text encoder sees two frames a second
 
 Size = tuple[int, int]  # width, height in pixels
@@ -116,6 +117,45 @@ def _floor_to_grid(num_frames: int) -> int:
 def text_frames(num_frames: int) -> tuple[int, ...]:
     """Indices of the frames the text encoder sees; index i of them stands at i/2 seconds."""
     return tuple(range(0, num_frames, TEXT_FRAME_STEP))
+
+
+def vision_size(height: int, width: int) -> tuple[int, int]:
+    """Height and width the vision tower sees: multiples of 32, 3,136 to 12,845,056 pixels (5.3)."""
+    th, tw = (
+        round(height / SIZE_MULTIPLE) * SIZE_MULTIPLE,
+        round(width / SIZE_MULTIPLE) * SIZE_MULTIPLE,
+    )
+    if th * tw > _MOST_VISION_PIXELS:
+        shrink = math.sqrt(height * width / _MOST_VISION_PIXELS)
+        th, tw = (
+            max(SIZE_MULTIPLE, math.floor(s / shrink / SIZE_MULTIPLE) * SIZE_MULTIPLE)
+            for s in (height, width)
+        )
+    elif th * tw < _LEAST_VISION_PIXELS:
+        grow = math.sqrt(_LEAST_VISION_PIXELS / (height * width))
+        th, tw = (math.ceil(s * grow / SIZE_MULTIPLE) * SIZE_MULTIPLE for s in (height, width))
+    return th, tw
+
+
+def vision_tokens(height: int, width: int) -> int:
+    """Rows that one picture, or one pair of frames of a video, takes in the text."""
+    high, wide = vision_size(height, width)
+    return high // SIZE_MULTIPLE * (wide // SIZE_MULTIPLE)
+
+
+def by(size: Size) -> str:
+    """(960, 544) -> "960x544"."""
+    return f"{size[0]}x{size[1]}"
+
+
+def size_notes(size: Size, encoded: Size) -> tuple[str, ...]:
+    """What is told of a picture that is encoded at another size."""
+    return () if size == encoded else (f"{by(size)} -> {by(encoded)} pixels",)
+
+
+def frames_notes(frames: int, kept: int) -> tuple[str, ...]:
+    """What is told of a video of which fewer frames are encoded."""
+    return () if kept == frames else (f"{frames} -> {kept} frames encoded, the rest cut",)
 
 
 def resolved_frame(frame_index: int, target_frames: int) -> int:

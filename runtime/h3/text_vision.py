@@ -7,17 +7,15 @@ width, M merged tokens (P/4), C language width, G heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, floor, sqrt
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.h3.sizes import vision_size
 from runtime.h3.text_linear import Linear, frequencies, rotate
 
 PATCH, FRAMES, MERGE = 16, 2, 2
-FACTOR = PATCH * MERGE
-MIN_PIXELS, MAX_PIXELS = 3136, 12_845_056
 POSITION_SIDE = 48
 NUM_HEADS = 16
 _EPS = 1e-6
@@ -35,21 +33,9 @@ class VisionConfig:
     taps: tuple[int, ...]
 
 
-def target_size(height: int, width: int) -> tuple[int, int]:
-    """Pixel sides the tower sees: multiples of 32 with an area of 3,136 to 12,845,056 (5.3)."""
-    th, tw = round(height / FACTOR) * FACTOR, round(width / FACTOR) * FACTOR
-    if th * tw > MAX_PIXELS:
-        shrink = sqrt(height * width / MAX_PIXELS)
-        th, tw = (max(FACTOR, floor(s / shrink / FACTOR) * FACTOR) for s in (height, width))
-    elif th * tw < MIN_PIXELS:
-        grow = sqrt(MIN_PIXELS / (height * width))
-        th, tw = (ceil(s * grow / FACTOR) * FACTOR for s in (height, width))
-    return th, tw
-
-
 def patchify(frames_FHWC: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """One or two frames in [0,1] to patches [P,E] and the patch grid (rows, columns) (5.3)."""
-    height, width = target_size(frames_FHWC.shape[1], frames_FHWC.shape[2])
+    height, width = vision_size(frames_FHWC.shape[1], frames_FHWC.shape[2])
     x_FCHW = F.interpolate(
         frames_FHWC.permute(0, 3, 1, 2), size=(height, width), mode="bilinear", align_corners=False
     )

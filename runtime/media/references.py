@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.media.files import content_hash
 from runtime.media.images import BACKGROUND, Alpha, Colour, load_image
-from runtime.media.sounds import Downmix, LoadedSound, find_sound, load_sound
-from runtime.media.videos import LoadedVideo, Resize, as_stored, load_video
+from runtime.media.sounds import Downmix, load_sound
+from runtime.media.soundtracks import rate_notes, soundtrack
+from runtime.media.videos import Resize, as_stored, load_video
 from runtime.messages import FPS, Reference
-
-_SYNC_SECONDS = 0.5 / FPS  # sound and picture starts closer than half a frame count as one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,7 @@ def _load_audio(reference: Reference, options: LoadOptions) -> LoadedMedia:
         wave=torch.from_numpy(sound.wave),
         rate=sound.rate,
         content_hash=content_hash(reference.path),
-        notes=sound.notes + _rate_notes(sound, options),
+        notes=sound.notes + rate_notes(sound, options.model_rate),
     )
 
 
@@ -91,7 +88,14 @@ def _load_video(reference: Reference, options: LoadOptions) -> LoadedMedia:
         background=options.background,
     )
     notes = list(video.notes)
-    wave_1CL, rate = _soundtrack(reference, video, options, notes)
+    wave_1CL, rate = soundtrack(
+        reference,
+        notes,
+        shown_frames=video.frames.shape[0],
+        start_seconds=video.start_seconds,
+        downmix=options.downmix,
+        model_rate=options.model_rate,
+    )
     return LoadedMedia(
         kind="video",
         pixels=torch.from_numpy(video.pixels()),
@@ -110,53 +114,3 @@ def _video_hash(reference: Reference) -> str:
     if reference.soundtrack is not None:
         return own + "-" + content_hash(reference.soundtrack)
     return own
-
-
-def _soundtrack(
-    reference: Reference, video: LoadedVideo, options: LoadOptions, notes: list[str]
-) -> tuple[NDArray[np.float32] | None, int]:
-    if reference.mute:
-        return None, 0
-    if reference.soundtrack is not None:
-        sound = load_sound(reference.soundtrack, downmix=options.downmix)
-    else:
-        own = find_sound(reference.path, downmix=options.downmix)
-        if own is None:
-            return None, 0
-        sound = own
-    changes = sound.notes + _rate_notes(sound, options)
-    wave_1CL = sound.wave
-    if reference.soundtrack is not None:
-        notes += [f"soundtrack {reference.soundtrack.name}: {change}" for change in changes]
-    else:
-        notes += changes
-        late_seconds = video.start_seconds - sound.start_seconds
-        if round(late_seconds * sound.rate) >= wave_1CL.shape[2]:
-            raise ValueError(
-                f"the sound of {reference.path} ends before its pictures start; mute it"
-            )
-        wave_1CL = _in_sync(wave_1CL, sound.rate, late_seconds, notes)
-    seconds, shown = wave_1CL.shape[2] / sound.rate, video.frames.shape[0] / FPS
-    if seconds - shown > 1 / FPS:
-        notes.append(f"soundtrack of {seconds:.2f} s used whole beside {shown:.2f} s of pictures")
-    return wave_1CL, sound.rate
-
-
-def _in_sync(
-    wave_1CL: NDArray[np.float32], rate: int, late_seconds: float, notes: list[str]
-) -> NDArray[np.float32]:
-    """Cuts or pads the head of the sound so that it starts with the first picture."""
-    if abs(late_seconds) <= _SYNC_SECONDS:
-        return wave_1CL
-    samples = round(abs(late_seconds) * rate)
-    if late_seconds > 0:
-        notes.append(f"{late_seconds:.2f} s of sound before the first picture cut")
-        return np.ascontiguousarray(wave_1CL[..., samples:])
-    notes.append(f"{-late_seconds:.2f} s of silence put before the sound, as in the file")
-    return np.pad(wave_1CL, ((0, 0), (0, 0), (samples, 0)))
-
-
-def _rate_notes(sound: LoadedSound, options: LoadOptions) -> tuple[str, ...]:
-    if sound.rate == options.model_rate:
-        return ()
-    return (f"{sound.rate} Hz -> {options.model_rate} Hz",)

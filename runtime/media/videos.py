@@ -35,6 +35,15 @@ _GRID_SECONDS = 1e-6  # a frame due exactly on the grid counts as there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadVideo:
+    """frames: uint8 [H,W,3] each, all of one size, at the asked rate; repeated ones are shared."""
+
+    frames: tuple[NDArray[np.uint8], ...]
+    start_seconds: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedVideo:
     """frames: uint8 [F,H,W,3] sRGB at the asked rate; start_seconds: time of the first one."""
 
@@ -62,6 +71,31 @@ def load_video(
     background: Colour = BACKGROUND,
     timeout_seconds: float = DECODE_TIMEOUT_SECONDS,
 ) -> LoadedVideo:
+    """read_video with its frames in one array [F,H,W,3]."""
+    read = read_video(
+        path,
+        max_frames=max_frames,
+        fps=fps,
+        resize=resize,
+        alpha=alpha,
+        background=background,
+        timeout_seconds=timeout_seconds,
+    )
+    return LoadedVideo(
+        frames=np.stack(read.frames), start_seconds=read.start_seconds, notes=read.notes
+    )
+
+
+def read_video(
+    path: Path,
+    *,
+    max_frames: int,
+    fps: int = 24,
+    resize: Resize = as_stored,
+    alpha: Alpha = "composite",
+    background: Colour = BACKGROUND,
+    timeout_seconds: float = DECODE_TIMEOUT_SECONDS,
+) -> ReadVideo:
     """Reads the first `max_frames` frames of a video, resampled by timestamp to `fps`.
 
     Output frame n is the last source frame shown at n/fps, for n < duration*fps. Decoding stops
@@ -88,9 +122,7 @@ def load_video(
     notes += sampler.notes(stream)
     if any(frame.shape != frames[0].shape for frame in frames):
         raise ValueError(f"{path} changes its picture size midway; export it at one size")
-    return LoadedVideo(
-        frames=np.stack(frames), start_seconds=sampler.first_seconds, notes=tuple(notes)
-    )
+    return ReadVideo(frames=tuple(frames), start_seconds=sampler.first_seconds, notes=tuple(notes))
 
 
 def square_width(stream: VideoStream) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from runtime.cancel import Cancelled
 from runtime.checkpoints.base import CheckpointError, LayerQuant, PackedWeight
 from runtime.checkpoints.demo import random_checkpoint
+from runtime.h3.sizes import vision_size
 from runtime.h3.text import (
     TextAudio,
     TextContext,
@@ -24,7 +25,7 @@ from runtime.h3.text import (
 )
 from runtime.h3.text_layers import rope_tables
 from runtime.h3.text_linear import DequantisedLinear, PackedEmbedding
-from runtime.h3.text_vision import patchify, position_rows, target_size
+from runtime.h3.text_vision import patchify, position_rows
 from runtime.h3.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
@@ -285,7 +286,7 @@ def test_deepstack_layers_outside_the_tower_are_refused(taps: tuple[int, int, in
 def test_sides_are_multiples_of_32_within_the_pixel_limits(
     side: tuple[int, int], want: tuple[int, int]
 ) -> None:
-    got = target_size(*side)
+    got = vision_size(*side)
     assert got == want
     assert 3136 <= got[0] * got[1] <= 12_845_056
 
