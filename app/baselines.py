@@ -27,13 +27,6 @@ class Baselines:
             pinned = {**self._read(), owner: id}
             write_json_atomic(self._path, {name: run for name, run in pinned.items() if run})
 
-    def forget(self, id: str) -> None:
-        """Unpins a run for everybody: it is about to be deleted."""
-        with self._lock:
-            pinned = self._read()
-            if id in pinned.values():
-                write_json_atomic(self._path, {n: run for n, run in pinned.items() if run != id})
-
     def _read(self) -> dict[str, str]:
         if not self._path.is_file():
             return {}

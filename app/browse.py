@@ -10,6 +10,7 @@ from app import records
 from app.access import User
 from app.console import Console
 from app.errors import Missing
+from app.incoming import look
 from app.jobs import Job, Kind, State
 from app.records import Record
 from app.stored import plain
@@ -69,6 +70,19 @@ def file(console: Console, job: Job, name: str, what: str) -> Path:
     return found
 
 
+def thumb(console: Console, job: Job) -> Path:
+    """The small picture of a run's video; made once, by a child process."""
+    made = records.inside(console.root, job.id, records.THUMB)
+    if made is not None:
+        return made
+    video = file(console, job, records.VIDEO, "video")
+    with console.media.probes:  # a page full of new runs asks for many at once
+        made = video.with_name(records.THUMB)
+        if not made.is_file():
+            look("probe", video, f"the video of {job.id}", made)
+    return made
+
+
 def record(console: Console, job: Job) -> Record:
     """run.json; of a run that has none, what is known of it by now."""
     place = records.inside(console.root, job.id)
@@ -76,6 +90,7 @@ def record(console: Console, job: Job) -> Record:
     if kept is not None:
         return {**kept, "state": job.state}
     live = console.session.live(job.id)
+    ready = console.session.engine_state().ready
     notes = [{"text": note.text, "warning": note.warning} for note in live.notes] if live else []
     stages = [plain(stage) for stage in live.stages] if live else []
     return {
@@ -87,7 +102,7 @@ def record(console: Console, job: Job) -> Record:
         "seconds": max(0.0, job.ended - job.started) if job.ended else 0.0,
         "request": plain(job.request) if job.request else None,
         "plan": plain(job.plan),
-        "engine": None,
+        "engine": plain(ready) if live and live.began and ready else None,
         "notes": notes,
         "stages": stages,
         "result": None,

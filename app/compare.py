@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from pathlib import Path
 from typing import Any
@@ -75,12 +74,6 @@ def latents(root: Path, a: str, b: str) -> dict[str, Any]:
         return _none(str(error))
     write_json_atomic(kept, {"made_of": made_of, "figures": figures})
     return {**figures, "reason": ""}
-
-
-def forget(root: Path, id: str) -> None:
-    """Removes the figures that other runs keep of this one: it is deleted."""
-    for kept in root.glob(f"*/compare_{glob.escape(id)}.json"):
-        kept.unlink(missing_ok=True)
 
 
 def _none(reason: str) -> dict[str, Any]:

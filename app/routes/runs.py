@@ -14,7 +14,7 @@ from app.baselines import Baselines
 from app.browse import Search
 from app.console import Console
 from app.jobs import Kind, State
-from app.shapes import job_json
+from app.shapes import job_json, several
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600"}
 _CHANGING = {"Cache-Control": "no-store"}
@@ -32,11 +32,15 @@ def router(console: Console, user: UserDependency) -> APIRouter:
     baselines = Baselines(console.root)
     _add_lists(routes, console, baselines, Depends(user))
     _add_records(routes, console, Depends(user))
-    _add_files(routes, console, baselines, Depends(user))
+    _add_files(routes, console, Depends(user))
     return routes
 
 
 def _add_lists(routes: APIRouter, console: Console, baselines: Baselines, asked: Any) -> None:
+    def baseline(who: User) -> str:
+        id = baselines.get(who.name)
+        return id if console.jobs.get(id) is not None else ""  # it may have been deleted since
+
     @routes.get("")
     def search(
         who: User = asked,
@@ -53,24 +57,25 @@ def _add_lists(routes: APIRouter, console: Console, baselines: Baselines, asked:
         wanted = Search(
             text=q,
             plan=plan,
-            states=_several(state, get_args(State), "state"),
-            kinds=_several(kind, get_args(Kind), "kind"),
+            states=several(state, get_args(State), "state"),
+            kinds=several(kind, get_args(Kind), "kind"),
             since=since,
             until=until,
             limit=limit,
             before=before,
         )
         jobs, more = browse.search(console, who, wanted)
+        forecasts = console.session.forecasts()
         return {
-            "runs": [job_json(console, job, who) for job in jobs],
+            "runs": [job_json(console, job, who, forecasts) for job in jobs],
             "more": more,
-            "baseline": baselines.get(who.name),
+            "baseline": baseline(who),
         }
 
     @routes.get("/baseline")
     def pinned(who: User = asked) -> dict[str, str]:
         """The id of the pinned run, "" without one."""
-        return {"id": baselines.get(who.name)}
+        return {"id": baseline(who)}
 
     @routes.put("/baseline")
     def pin(wanted: Pin, who: User = asked) -> dict[str, str]:
@@ -101,7 +106,8 @@ def _add_records(routes: APIRouter, console: Console, asked: Any) -> None:
         """run.json and the job as lists show it; of a run without one, what is known by now."""
         job = browse.own(console, who, id)
         found = browse.shown(browse.record(console, job), who)
-        return {**found, "job": job_json(console, job, who)}
+        latents = records.inside(console.root, job.id, records.LATENTS) is not None
+        return {**found, "task": job.task, "latents": latents, "job": job_json(console, job, who)}
 
     @routes.get("/{id}/timings")
     def timings(id: str, who: User = asked) -> dict[str, Any]:
@@ -128,13 +134,19 @@ def _add_records(routes: APIRouter, console: Console, asked: Any) -> None:
         return StreamingResponse(stream, media_type="application/zip", headers=name)
 
 
-def _add_files(routes: APIRouter, console: Console, baselines: Baselines, asked: Any) -> None:
+def _add_files(routes: APIRouter, console: Console, asked: Any) -> None:
     @routes.get("/{id}/video")
     def video(id: str, who: User = asked) -> FileResponse:
         """The mp4, in ranges where they are asked for."""
         job = browse.own(console, who, id)
         path = browse.file(console, job, records.VIDEO, "video")
         return FileResponse(path, media_type="video/mp4", headers=_UNCHANGING)
+
+    @routes.get("/{id}/thumb")
+    def thumb(id: str, who: User = asked) -> FileResponse:
+        """A small picture of the video, made when it is first asked for."""
+        path = browse.thumb(console, browse.own(console, who, id))
+        return FileResponse(path, media_type="image/webp", headers=_UNCHANGING)
 
     @routes.get("/{id}/latents")
     def latents(id: str, who: User = asked) -> FileResponse:
@@ -163,14 +175,3 @@ def _add_files(routes: APIRouter, console: Console, baselines: Baselines, asked:
         """Deletes an ended or waiting run with its folder."""
         job = browse.own(console, who, id)
         console.session.remove(job.id)
-        baselines.forget(job.id)
-        compare.forget(console.root, job.id)
-
-
-def _several(text: str, allowed: tuple[Any, ...], what: str) -> tuple[Any, ...]:
-    """The comma separated values; ValueError names the first that is not allowed."""
-    found = tuple(part for part in text.split(",") if part)
-    for part in found:
-        if part not in allowed:
-            raise ValueError(f"{what} must be of {', '.join(allowed)}, got {part!r}")
-    return found

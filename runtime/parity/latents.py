@@ -49,12 +49,13 @@ def figures(a: NDArray[Any], b: NDArray[Any]) -> Figures:
     squared_error = float(np.square(difference).mean())
     value_range = float(wide_a.max() - wide_a.min())
     both = norm_a * norm_b
+    equal = a.tobytes() == b.tobytes()  # bit for bit: -0.0 is not 0.0
     return {
-        "equal": a.tobytes() == b.tobytes(),  # bit for bit: -0.0 is not 0.0
+        "equal": equal,
         "max_abs": float(difference.max()),
         "mean_abs": float(difference.mean()),
         "relative_l2": float(np.linalg.norm(difference)) / norm_a if norm_a else None,
-        "cosine": min(1.0, float(wide_a @ wide_b) / both) if both else None,
+        "cosine": (1.0 if equal else float(wide_a @ wide_b) / both) if both else None,
         "psnr": 10 * math.log10(value_range**2 / squared_error)
         if squared_error and value_range
         else None,
