@@ -33,6 +33,11 @@ class Gpus:
         return tuple(gpu.facts for gpu in self._gpus)
 
     @property
+    def totals(self) -> list[dict[str, int]]:
+        """The byte counters as last read, per GPU."""
+        return [gpu.totals for gpu in self._gpus]
+
+    @property
     def incomplete(self) -> bool:
         """No driver, no GPU, or a lost one: open() may find it again."""
         return bool(self.reason) or any(gpu.lost for gpu in self._gpus)

@@ -27,7 +27,7 @@ _UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_INVALID_ARGUMENT,  # a field id that this driver does not know
     }
 )
-_REASONS = {
+REASONS = {
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
     pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
     pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
@@ -93,6 +93,13 @@ class Gpu:
         self._unsupported: set[str] = set()
         self._counters: dict[str, tuple[float, int]] = {}  # when (monotonic seconds), value
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """Bytes counted since the driver was loaded, of what this GPU counts."""
+        units = {"pcie_tx": 1, "pcie_rx": 1, "nvlink_tx": _KIB, "nvlink_rx": _KIB}
+        counters = {key: self._counters.get(key) for key in units}
+        return {key: at[1] * units[key] for key, at in counters.items() if at and at[1]}
+
     def go_on_from(self, earlier: Gpu) -> None:
         """The same GPU under an earlier handle: its rates continue without a gap."""
         self._unsupported, self._counters = earlier._unsupported, earlier._counters
@@ -136,7 +143,7 @@ class Gpu:
         sample["mem_temp"] = fields.get("mem_temp") or None  # boards without a sensor say 0
         mask = self._ask("throttle", nvml.nvmlDeviceGetCurrentClocksEventReasons)
         if mask is not None:
-            sample["throttle"] = [name for bit, name in _REASONS.items() if mask & bit]
+            sample["throttle"] = [name for bit, name in REASONS.items() if mask & bit]
         sample["pcie_tx"] = self._rate("pcie_tx", fields.get("pcie_tx"), 1, now)
         sample["pcie_rx"] = self._rate("pcie_rx", fields.get("pcie_rx"), 1, now)
         sample["nvlink_tx"] = self._rate("nvlink_tx", fields.get("nvlink_tx"), _KIB, now)

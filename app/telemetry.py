@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -30,6 +31,8 @@ _LINKS_SECONDS = 0.95  # NVLinks one by one: twice 18 counters a GPU
 _REOPEN_SECONDS = 20.0
 _COST_SECONDS = 5.0
 _MOST_MARKS = 5000
+
+_Line = tuple[float, bytes]  # epoch seconds, JSON
 
 
 class Sample(TypedDict):
@@ -78,7 +81,7 @@ class Telemetry:
         self._hub = hub
         self._gpus = Gpus(nvml, environment)
         self._lock = threading.Lock()
-        self._samples: deque[tuple[float, bytes]] = deque()  # as JSON: a tenth of the dicts' memory
+        self._samples: deque[_Line] = deque()  # as JSON: a tenth of the dicts' memory
         self._marks: deque[Mark] = deque(maxlen=_MOST_MARKS)
         self._benchmarks = 0
         self._asked = (0.0, 0.0)  # Hz, and until when (monotonic)
@@ -125,7 +128,7 @@ class Telemetry:
 
     def mark(self, text: str, kind: str, id: str) -> None:
         """Notes that something begins or ends now, such as ("denoise", "stage", the run's id)."""
-        mark = Mark(t=round(time.time(), 3), mark=text, kind=kind, id=id)
+        mark = Mark(t=time.time(), mark=text, kind=kind, id=id)
         with self._lock:
             self._marks.append(mark)
         self._hub.publish("mark", dict(mark))
@@ -147,22 +150,24 @@ class Telemetry:
 
     def since(self, t: float, most: int = 900) -> bytes:
         """JSON {now, hz, samples, marks} of what is newer than `t`, thinned to `most` samples."""
-        samples = self._between(t, float("inf"))
-        stride = -(-len(samples) // max(1, most)) if samples else 1
-        kept = samples[::-1][::stride][::-1]  # the newest always
-        marks = json.dumps(self._marks_between(t, float("inf")))
-        head = f'{{"now":{time.time():.3f},"hz":{self.hz:g},"marks":{marks},"samples":['
-        return head.encode() + b",".join(kept) + b"]}"
+        samples, marks = self._between(math.nextafter(t, math.inf), math.inf)
+        stride = max(1, -(-len(samples) // most))
+        kept = [line for _, line in samples[::-1][::stride][::-1]]  # the newest always
+        told = b",".join(line for _, line in marks)
+        head = f'{{"now":{time.time():.3f},"hz":{self.hz:g},"marks":['.encode()
+        return head + told + b'],"samples":[' + b",".join(kept) + b"]}"
 
     def slice(self, t0: float, t1: float) -> list[Sample | Mark]:
         """Every sample and mark of the time from `t0` to `t1` (epoch seconds), in order."""
-        samples: list[Sample | Mark] = [json.loads(line) for line in self._between(t0, t1)]
-        return sorted([*samples, *self._marks_between(t0, t1)], key=lambda entry: entry["t"])
+        return [json.loads(line) for line in self._lines(t0, t1)]
 
     def save(self, path: Path, t0: float, t1: float) -> None:
-        """Writes slice() as JSON lines; nothing but the whole file."""
-        lines = [json.dumps(entry, separators=(",", ":")) for entry in self.slice(t0, t1)]
-        write_bytes_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+        """Writes slice() as JSON lines; the whole file or none."""
+        write_bytes_atomic(path, b"".join(line + b"\n" for line in self._lines(t0, t1)))
+
+    def totals(self) -> list[dict[str, int]]:
+        """Bytes that each GPU has counted since its driver was loaded, where it counts."""
+        return self._gpus.totals
 
     def latest(self) -> Sample | None:
         """The newest sample, if there is one yet."""
@@ -182,13 +187,16 @@ class Telemetry:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _between(self, t0: float, t1: float) -> list[bytes]:
+    def _between(self, t0: float, t1: float) -> tuple[list[_Line], list[_Line]]:
+        """(samples, marks) in order."""
         with self._lock:
-            return [line for t, line in self._samples if t0 < t <= t1]
+            samples = [entry for entry in self._samples if t0 <= entry[0] <= t1]
+            marks = [mark for mark in self._marks if t0 <= mark["t"] <= t1]
+        return samples, [(mark["t"], _line(mark)) for mark in marks]
 
-    def _marks_between(self, t0: float, t1: float) -> list[Mark]:
-        with self._lock:
-            return [mark for mark in self._marks if t0 < mark["t"] <= t1]
+    def _lines(self, t0: float, t1: float) -> list[bytes]:
+        samples, marks = self._between(t0, t1)
+        return [line for _, line in sorted([*samples, *marks], key=lambda entry: entry[0])]
 
     def _run(self) -> None:
         psutil.cpu_percent(None)  # the first answer is always 0.0
@@ -217,15 +225,14 @@ class Telemetry:
         each_link = now - self._linked > _LINKS_SECONDS
         gpus = self._gpus.read(now, ram_used=used, ram_total=memory.total, each_link=each_link)
         sample = Sample(
-            t=round(time.time(), 3),
+            t=time.time(),
             cpu=psutil.cpu_percent(None),
             ram_used=used,
             ram_total=memory.total,
             gpus=gpus,
         )
-        line = json.dumps(sample, separators=(",", ":")).encode()
         with self._lock:
-            self._samples.append((sample["t"], line))
+            self._samples.append((sample["t"], _line(sample)))
             while self._samples[0][0] < sample["t"] - KEPT_SECONDS:
                 self._samples.popleft()
         if each_link:
@@ -233,3 +240,7 @@ class Telemetry:
         if self._hub.readers and now - self._published > _PUBLISH_SECONDS:
             self._published = now
             self._hub.publish("telemetry", dict(sample))
+
+
+def _line(entry: Sample | Mark) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode()
