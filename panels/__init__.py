@@ -19,10 +19,12 @@ def build_ui(console: Console) -> gr.Blocks:
     import gradio as gr  # costs seconds of CPU: `launch.py serve` reads its arguments first
 
     from panels import widgets
+    from panels.first import first_draft
 
     modules = {name: importlib.import_module(f"panels.{name}") for name in PANELS}
     with gr.Blocks(title="H3 console", analytics_enabled=False) as page:
-        chip = widgets.header([(name, module.TITLE) for name, module in modules.items()])
+        titles = [(name, module.TITLE) for name, module in modules.items()]
+        chip = widgets.header(titles, first_draft(console.session.plan))
         with gr.Tabs(elem_id="panels"):
             for name, module in modules.items():
                 with gr.Tab(module.TITLE, id=name, elem_id=f"tab-{name}"):

@@ -43,9 +43,18 @@ def part(name: str, template: str, value: Any = None, *, scripts: Iterable[str] 
     )
 
 
-def header(tabs: Iterable[tuple[str, str]]) -> gr.HTML:
-    """Page name, engine state, tabs from (name, title), theme, who is signed in."""
-    return part("header", _HEADER, {"tabs": [{"name": n, "title": title} for n, title in tabs]})
+def field(label: str, control: str, cls: str = "") -> str:
+    """A labelled control of a form; constant text, no value of a user."""
+    return f"<label class='f {cls}'><span>{label}</span>{control}</label>"
+
+
+def header(tabs: Iterable[tuple[str, str]], first: dict[str, Any]) -> gr.HTML:
+    """Page name, engine state, tabs from (name, title), theme, who is signed in.
+
+    first: {"request", "plan"} of a page that remembers no draft.
+    """
+    names = [{"name": name, "title": title} for name, title in tabs]
+    return part("header", _HEADER, {"tabs": names, "first": first})
 
 
 def footer() -> gr.HTML:

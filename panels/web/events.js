@@ -3,7 +3,7 @@
   const listeners = new Map(); // type -> Set of functions
   const HIDDEN_MILLISECONDS = 60000;
   const MOST_WAIT_MILLISECONDS = 10000;
-  let source = null, last = '', wait = 500, online = true, asleep = 0;
+  let source = null, last = '', before = false, wait = 500, online = true, asleep = 0;
 
   function emit(type, data) {
     for (const fn of [...(listeners.get(type) || [])]) fn(data);
@@ -40,7 +40,13 @@
     if (source) return;
     source = new EventSource('/api/v1/events' + (last ? '?last=' + encodeURIComponent(last) : ''));
     const stream = source;
-    stream.onopen = () => { wait = 500; reach(true); };
+    const blind = before && !last; // nothing had come yet by which to resume: what was missed is unknown
+    before = true;
+    stream.onopen = () => {
+      wait = 500;
+      reach(true);
+      if (blind) emit('reset', {});
+    };
     stream.onerror = () => {
       if (stream !== source) return;
       // The browser's own retry would repeat an old ?last=; ours asks from the newest id.

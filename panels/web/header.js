@@ -39,6 +39,8 @@ function engine({ engine }) {
 
 async function who() {
   const session = await h3.api('/session');
+  h3.session = session;
+  h3.emit('session', session);
   q('.share').hidden = !session.share;
   if (session.share) q('.share').href = session.share;
   q('.who').hidden = !session.users;
@@ -62,6 +64,7 @@ h3.on('tab', mark, element);
 h3.on('jobs', engine, element);
 h3.on('theme', lights, element);
 h3.on('online', (now) => { lost.hidden = now; if (now) { h3.jobs.refresh(); who(); } }, element);
+h3.draft.start(props.value.first);
 h3.startTheme();
 lights();
 h3.tabs(props.value.tabs.map((tab) => tab.name));

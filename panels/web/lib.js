@@ -1,5 +1,7 @@
 // window.h3, first part: DOM, REST, words for numbers, what a page remembers. Text is textContent.
 window.h3 = (() => {
+  let skew = 0; // milliseconds that the console's clock is ahead of this one
+
   function make(tag, cls, text, ...children) {
     const node = document.createElement(tag);
     if (cls) node.className = cls;
@@ -46,7 +48,10 @@ window.h3 = (() => {
       throw new Error('the console cannot be reached; is it still running?');
     }
     if (answer.status === 401) location.reload(); // signed out elsewhere: the host shows its login
-    const json = answer.status === 204 ? null : await answer.json().catch(() => null);
+    const text = await answer.text();
+    const json = /json/.test(answer.headers.get('Content-Type') || '') ? JSON.parse(text) : null;
+    const date = Date.parse(answer.headers.get('Date')); // whole seconds of the console's clock
+    if (isFinite(date)) skew = Math.abs(date - Date.now()) > 2500 ? date - Date.now() : 0;
     if (!answer.ok) throw Object.assign(new Error(detail(json, answer.status)), { status: answer.status });
     return json;
   }
@@ -68,12 +73,15 @@ window.h3 = (() => {
     return (i && Math.abs(value) < 100 ? value.toFixed(1) : Math.round(value)) + ' ' + units[i];
   }
 
+  // Seconds since the epoch by the console's clock.
+  const now = () => (Date.now() + skew) / 1000;
+
   function when(epoch) {
     if (!epoch) return '–';
-    const then = new Date(epoch * 1000), now = new Date();
+    const then = new Date(epoch * 1000), today = new Date();
     const time = then.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
-    if (then.toDateString() === now.toDateString()) return time;
-    const year = then.getFullYear() === now.getFullYear() ? undefined : 'numeric';
+    if (then.toDateString() === today.toDateString()) return time;
+    const year = then.getFullYear() === today.getFullYear() ? undefined : 'numeric';
     return then.toLocaleDateString([], { day: 'numeric', month: 'short', year }) + ' ' + time;
   }
 
@@ -104,5 +112,5 @@ window.h3 = (() => {
     return (...args) => { clearTimeout(timer); timer = setTimeout(() => fn(...args), milliseconds); };
   }
 
-  return { make, button, write, api, seconds, bytes, when, state, alive, shown, every, debounce };
+  return { make, button, write, api, seconds, bytes, now, when, state, alive, shown, every, debounce };
 })();

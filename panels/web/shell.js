@@ -70,5 +70,5 @@
     new Notification(`Job ${ENDED[job.state]}`, { body: job.reason || job.prompt || job.id, tag: job.id });
   });
 
-  Object.assign(h3, { go, tabs, at: () => here, dark, toggleTheme: toggle, startTheme, notify, notifying, awake: notifying });
+  Object.assign(h3, { session: null, go, tabs, at: () => here, dark, toggleTheme: toggle, startTheme, notify, notifying, awake: notifying });
 })();

@@ -1,0 +1,110 @@
+// h3.draft: the request being written, as typed; it survives reloads. h3.form() and h3.load().
+(() => {
+  const WHOLE = { width: 'width', height: 'height', frames: 'frames', steps: 'steps' };
+  const REAL = { cfg: 'CFG', shift_video: 'video shift', shift_audio: 'audio shift' };
+  const TAGS = { image: 'Picture', video: 'Video', audio: 'Audio' };
+  const NUMBERS = [...Object.keys(WHOLE), ...Object.keys(REAL), 'seed'];
+  const MOST = { image: 9, video: 3, audio: 3 };
+  let draft = null, first = null;
+
+  const save = h3.debounce(150, () => h3.state('draft', draft));
+  addEventListener('pagehide', () => draft && h3.state('draft', draft));
+
+  function typed(request) {
+    const out = {};
+    for (const key of Object.keys(first.request)) {
+      if (key === 'references' || !(key in request)) continue;
+      out[key] = NUMBERS.includes(key) ? String(request[key]) : request[key];
+    }
+    return out;
+  }
+
+  // The header calls this once with {request, plan}: what a page shows that remembers nothing.
+  function start(given) {
+    first = given;
+    const fresh = { ...typed(given.request), references: [], plan: given.plan, plan_b: '', keep_latents: true, editing: '' };
+    const kept = h3.state('draft');
+    draft = kept && typeof kept === 'object' && Array.isArray(kept.references) ? { ...fresh, ...kept } : fresh;
+  }
+
+  // Lays changes over the draft; `from` is the part that made them and needs no redraw.
+  function set(changes, from) {
+    Object.assign(draft, changes);
+    save();
+    h3.emit('draft', { from, changed: Object.keys(changes) });
+  }
+
+  function number(text, what, whole) {
+    const value = Number(String(text).trim());
+    if (String(text).trim() === '' || !isFinite(value) || (whole && !Number.isInteger(value))) {
+      throw new Error(`${what} must be a ${whole ? 'whole ' : ''}number, got '${text}'`);
+    }
+    return value;
+  }
+
+  function seed(text) {
+    const digits = String(text).trim();
+    if (!/^\d{1,20}$/.test(digits)) throw new Error(`seed must be a whole number from 0, got '${text}'`);
+    return digits; // as text: it may be more than a JavaScript number can hold
+  }
+
+  // The request JSON of the draft; an Error with one sentence for what cannot be sent.
+  function form() {
+    const request = {};
+    for (const key of Object.keys(first.request)) if (key !== 'references') request[key] = draft[key];
+    for (const [key, what] of Object.entries(WHOLE)) request[key] = number(draft[key], what, true);
+    for (const [key, what] of Object.entries(REAL)) request[key] = number(draft[key], what, false);
+    request.seed = seed(draft.seed);
+    const missing = draft.references.find((item) => item.missing);
+    if (missing) throw new Error(`${missing.name} is no longer on this console; add the file again or remove it`);
+    request.references = draft.references.map(({ kind, media, soundtrack, mute }) => (
+      { kind, media, soundtrack: soundtrack ? soundtrack.media : null, mute: !!mute }));
+    return request;
+  }
+
+  const base = (path) => String(path || '').split('/').pop();
+
+  function reference(given, library) {
+    const media = library.get(given.media), sound = given.soundtrack && library.get(given.soundtrack);
+    const item = { kind: given.kind, media: given.media, name: media ? media.name : given.name || base(given.path) || 'a file', mute: !!given.mute, soundtrack: null };
+    if (media) item.facts = media.facts;
+    if (given.soundtrack) item.soundtrack = { media: given.soundtrack, name: sound ? sound.name : base(given.soundtrack) };
+    item.missing = !media || !!(given.soundtrack && !sound);
+    return item;
+  }
+
+  // Fills the form from a request JSON (references by media id); opens Generate. Returns the names
+  // of references that are no longer there.
+  async function load(request, { plan, plan_b = '', editing = '', stay = false } = {}) {
+    const library = new Map();
+    if ((request.references || []).length) for (const one of (await h3.api('/media')).media) library.set(one.id, one);
+    const references = (request.references || []).map((one) => reference(one, library));
+    set({ ...typed(request), references, editing, plan_b, ...(plan ? { plan } : {}) });
+    if (!stay) h3.go('generate');
+    return references.filter((one) => one.missing).map((one) => one.name);
+  }
+
+  // The tag of every reference in order, such as "<Picture 1>"; each kind counts from 1.
+  function tags() {
+    const seen = {};
+    return draft.references.map(({ kind }) => `<${TAGS[kind]} ${(seen[kind] = (seen[kind] || 0) + 1)}>`);
+  }
+
+  // Keeps every [data-field] below an element and the draft the same.
+  function bind(element) {
+    const fields = [...element.querySelectorAll('[data-field]')];
+    const show = (node) => {
+      const value = draft[node.dataset.field];
+      if (node.type === 'checkbox') node.checked = !!value;
+      else if (node.value !== String(value)) node.value = value;
+    };
+    for (const node of fields) {
+      show(node);
+      node.addEventListener(node.tagName === 'SELECT' || node.type === 'checkbox' ? 'change' : 'input', () => (
+        set({ [node.dataset.field]: node.type === 'checkbox' ? node.checked : node.value }, node)));
+    }
+    h3.on('draft', ({ from }) => { for (const node of fields) if (node !== from) show(node); }, element);
+  }
+
+  Object.assign(h3, { form, load, draft: { start, get: () => draft, set, tags, bind, MOST, TAGS } });
+})();

@@ -1,0 +1,76 @@
+// The preflight card: whether the request fits this machine on this plan, and why.
+const fit = element.querySelector('.fit');
+const VERDICTS = { fits: 'fits', tight: 'tight', no: 'does not fit', unknown: 'not known' };
+const ROLES = { dit: 'denoiser', text_encoder: 'text encoder', video_vae: 'video VAE', audio_vae: 'audio VAE' };
+let asking = null, opened = false;
+
+const rows = (n) => (n === null || n === undefined ? '–' : n.toLocaleString('en'));
+
+function pill(verdict, text) {
+  const node = h3.make('span', 'pill', text || VERDICTS[verdict]);
+  node.dataset.verdict = verdict;
+  return node;
+}
+
+function amounts(need) {
+  const say = need.what === 'time' ? h3.seconds : h3.bytes;
+  if (need.needed === null) return 'not known';
+  return need.available === null ? say(need.needed) : `${say(need.needed)} of ${say(need.available)}`;
+}
+
+function needRow(need, name) {
+  const tr = h3.make('tr'), th = h3.make('th', '', name);
+  th.scope = 'row';
+  const why = h3.make('td', 'fit-why', need.reason);
+  tr.append(th, h3.make('td', 'fit-amount', amounts(need)), h3.make('td', '', '', pill(need.verdict)), why);
+  return tr;
+}
+
+function details(estimate) {
+  const box = h3.make('details', 'more'), list = h3.make('ul', 'fit-list');
+  box.open = opened;
+  box.addEventListener('toggle', () => { opened = box.open; });
+  const r = estimate.rows;
+  list.append(h3.make('li', '', `Rows: text ${rows(r.text)}, references ${rows(r.references)}, video ${rows(r.video)}, audio ${rows(r.audio)}` + (r.negative ? `; negative side ${rows(r.negative)}` : '')));
+  if (estimate.mode_note) list.append(h3.make('li', '', estimate.mode_note));
+  for (const phase of estimate.vram.phases) list.append(h3.make('li', '', `${phase.name}: ${h3.bytes(phase.bytes)}`));
+  for (const file of estimate.files) {
+    list.append(h3.make('li', file.problem ? 'bad' : '', `${ROLES[file.role] || file.role}: ${file.name}` + (file.problem ? ` – ${file.problem}` : `, ${h3.bytes(file.bytes)}, ${file.stored}`)));
+  }
+  box.append(h3.make('summary', '', 'Files, rows and phases'), list);
+  return box;
+}
+
+function show(estimate) {
+  const top = h3.make('div', 'fit-top');
+  top.append(pill(estimate.verdict), h3.make('span', 'fit-rows', `S = ${rows(estimate.rows.total)} rows`), h3.make('span', 'fit-mode', estimate.mode));
+  const table = h3.make('table', 'fit-table'), body = h3.make('tbody');
+  body.append(needRow(estimate.vram, 'VRAM'), needRow(estimate.ram, 'RAM'), needRow(estimate.disk, 'Disk'), needRow(estimate.time, 'Time'));
+  table.append(body);
+  fit.dataset.verdict = estimate.verdict;
+  const stop = estimate.blocked || estimate.needs_force;
+  fit.replaceChildren(top, ...(stop ? [h3.make('p', 'fit-stop', stop)] : []), table, details(estimate));
+}
+
+function sayFit(text, verdict) {
+  fit.dataset.verdict = verdict || '';
+  fit.replaceChildren(h3.make('p', verdict ? 'fit-stop' : 'fit-wait', text));
+}
+
+// Asks for the estimate of the draft; gives it to everybody (null: there is none now).
+async function preflight() {
+  if (asking) asking.abort();
+  asking = new AbortController();
+  const { signal } = asking;
+  try {
+    const estimate = await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan: h3.draft.get().plan }, signal });
+    show(estimate);
+    h3.emit('estimate', estimate);
+  } catch (error) {
+    if (error.name === 'AbortError') return;
+    sayFit(error.message, 'no');
+    h3.emit('estimate', null);
+  }
+}
+
+const preflightSoon = h3.debounce(300, () => { if (h3.alive(element)) preflight(); });

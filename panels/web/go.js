@@ -1,0 +1,76 @@
+// Plans, the preflight card, and the button: queue the draft once, or save it into a queued job.
+const q = (s) => element.querySelector(s);
+const goButton = q('#go'), leave = q('.leave'), alertBox = q('.alert'), force = q('.force');
+const HOLD_MILLISECONDS = 700; // a double click is one wish
+let busy = false;
+
+function say(text) {
+  h3.write(alertBox, text);
+  alertBox.hidden = !text;
+}
+
+function fillPlans() {
+  const names = (h3.plans.get() || []).map((plan) => plan.name), d = h3.draft.get();
+  h3.fill(q('#plan'), names, d.plan);
+  h3.fill(q('#plan-b'), names, d.plan_b, 'nothing');
+}
+
+function draw() {
+  const { editing, plan_b } = h3.draft.get();
+  leave.hidden = !editing;
+  h3.write(goButton, editing ? 'Save changes to job' : plan_b ? 'Generate both' : 'Generate');
+  goButton.disabled = busy;
+}
+
+async function send() {
+  const { plan, plan_b, keep_latents, editing } = h3.draft.get();
+  const request = h3.form();
+  if (editing) {
+    await h3.api('/jobs/' + encodeURIComponent(editing), { method: 'PATCH', body: { request, plan } });
+    h3.draft.set({ editing: '' });
+    return editing;
+  }
+  const body = { request, plans: plan_b ? [plan, plan_b] : [plan], keep_latents };
+  if (q('#force').checked) body.force = true;
+  const { jobs } = await h3.api('/jobs', { method: 'POST', body });
+  return jobs[0].id;
+}
+
+async function generate() {
+  if (busy) return;
+  busy = true;
+  draw();
+  say('');
+  const held = new Promise((done) => setTimeout(done, HOLD_MILLISECONDS));
+  try {
+    const id = await send();
+    h3.jobs.refresh();
+    h3.emit('queued', id);
+  } catch (error) {
+    say(error.message);
+  }
+  await held;
+  busy = false;
+  draw();
+}
+
+goButton.addEventListener('click', generate);
+leave.addEventListener('click', () => h3.draft.set({ editing: '' }));
+function shortcut(event) {
+  if (!element.isConnected) document.removeEventListener('keydown', shortcut);
+  else if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && h3.at().tab === 'generate') { event.preventDefault(); generate(); }
+}
+document.addEventListener('keydown', shortcut);
+h3.on('draft', () => { draw(); preflightSoon(); }, element);
+h3.on('plans', () => { fillPlans(); preflightSoon(); }, element);
+h3.on('estimate', (estimate) => {
+  force.hidden = !(estimate && estimate.needs_force && !estimate.blocked);
+  if (force.hidden) q('#force').checked = false;
+}, element);
+h3.on('tab', ({ tab }) => { if (tab === 'generate') preflightSoon(); }, element);
+h3.draft.bind(element);
+fillPlans();
+draw();
+preflight();
+h3.plans.refresh().catch((error) => say(error.message));
+h3.on('reset', () => h3.plans.refresh().catch((error) => say(error.message)), element);
