@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,8 +40,7 @@ def seconds_between(start: Mark, end: Mark) -> float:
     return start.elapsed_time(end) / 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(NamedTuple):  # less than half the cost of a frozen dataclass, 600 times a step
     """One measured call; `part` is one of PARTS."""
 
     part: str
@@ -56,7 +55,8 @@ class StepMeter:
     """
 
     def __init__(self, device: torch.device | str) -> None:
-        self._device = torch.device(device)
+        cuda = torch.device(device).type == "cuda"
+        self._mark: Callable[[], Mark] = self._event if cuda else time.perf_counter
         self._calls: list[Call] | None = None
         self._free: list[torch.cuda.Event] = []
 
@@ -70,7 +70,7 @@ class StepMeter:
                 return call(*operands)
             start = self._mark()
             result = call(*operands)
-            calls.append(Call(part=part, start=start, end=self._mark()))
+            calls.append(Call(part, start, self._mark()))
             return result
 
         return measured
@@ -94,9 +94,7 @@ class StepMeter:
         seconds[OTHER] = max(0.0, step_seconds - sum(seconds.values()))
         return seconds
 
-    def _mark(self) -> Mark:
-        if not self._free:
-            return mark(self._device)
-        event = self._free.pop()
+    def _event(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
