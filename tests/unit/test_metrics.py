@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import metrics
+from app import metrics, presets
 from app.access import LOCAL
 from app.jobs import Job, JobStore
 from app.routes import metrics as metrics_route
@@ -24,7 +24,6 @@ from app.telemetry import Telemetry
 from runtime.media.files import write_json_atomic
 from tests import fakes
 from tests.fake_nvml import FakeNvml, h200s
-from tests.unit.test_session import demo_plan
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 VALUE = r"[-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|Inf|NaN)"
@@ -110,7 +109,7 @@ def test_the_page_keeps_the_rules_and_tells_gpus_in_base_units(console: Any) -> 
     gpu = f'gpu="{console.telemetry.info()["gpus"][1]["uuid"]}"'
     assert page["h3_gpu_power_watts"][gpu] == 96
     assert page["h3_gpu_sm_clock_hertz"][gpu] == 345e6
-    assert page["h3_gpu_up"] == {key: 1 for key in page["h3_gpu_up"]}
+    assert page["h3_gpu_up"] == dict.fromkeys(page["h3_gpu_up"], 1)
     assert page["h3_engine_state"]['state="busy"'] == 1
     assert sum(page["h3_engine_state"].values()) == 1
     assert page["h3_pages"][""] == 2
@@ -153,7 +152,7 @@ def test_without_a_driver_the_page_has_no_gpu_and_is_still_right(tmp_path: Path)
 
 
 def test_jobs_are_counted_and_the_last_runs_stages_told(console: Any) -> None:
-    plan = demo_plan()
+    plan = presets.load_plan(presets.find("plans", "cpu"))
     for id, state in (("a", "done"), ("b", "queued"), ("c", "queued")):
         console.jobs.add(
             Job(
