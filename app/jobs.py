@@ -2,119 +2,48 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sqlite3
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from app import stored
+from app.database import Database
 from app.errors import Missing, WrongState
+from app.job import ENDED, OPEN, SCHEMA, TABLES, Job, Kind, State, job_of, row_of
 from runtime.messages import Plan, Ref2VARequest
 
-Kind = Literal["generate", "parity"]
-State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
+__all__ = ["ENDED", "OPEN", "Job", "JobStore", "Kind", "State"]
 
-OPEN: tuple[State, ...] = ("queued", "running", "cancelling")
-ENDED: tuple[State, ...] = ("done", "failed", "cancelled", "interrupted")
-
-SCHEMA = 1
-_TABLES = """
-CREATE TABLE jobs (
-    id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, state TEXT NOT NULL,
-    position REAL NOT NULL, request TEXT, task TEXT NOT NULL, plan TEXT NOT NULL,
-    plan_name TEXT NOT NULL, prompt TEXT NOT NULL, job_group TEXT NOT NULL, parent TEXT NOT NULL,
-    keep_latents INTEGER NOT NULL, created REAL NOT NULL, started REAL NOT NULL,
-    ended REAL NOT NULL, stage TEXT NOT NULL, done INTEGER NOT NULL, total INTEGER NOT NULL,
-    reason TEXT NOT NULL, attempt INTEGER NOT NULL, times TEXT NOT NULL
-) STRICT;
-CREATE INDEX jobs_by_state ON jobs (state, position);
-CREATE INDEX jobs_by_age ON jobs (created, id);
-CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-INSERT INTO settings VALUES ('paused', '0');
-"""
-_TEXTS = ("id", "kind", "owner", "state", "parent", "stage", "reason")
-_PLAIN = (*_TEXTS, "position", "created", "started", "ended", "done", "total", "attempt")
 _CHANGEABLE = ("state", "started", "ended", "stage", "done", "total", "reason", "times")
 _CACHED = 4096  # decoded jobs kept; only this process writes, so a write drops exactly its own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One job and how far it is; all times are seconds since the epoch, 0 while unknown."""
-
-    id: str
-    kind: Kind
-    owner: str
-    plan: Plan  # as it was when enqueued
-    request: Ref2VARequest | None = None  # of a "generate"
-    task: dict[str, Any]  # of a "parity"; {} for generate
-    state: State = "queued"
-    position: float = 0.0  # of the queue; given by the store
-    group: str = ""  # both halves of an A/B carry the same
-    parent: str = ""  # retried or duplicated from
-    keep_latents: bool = True
-    created: float
-    started: float = 0.0
-    ended: float = 0.0
-    stage: str = ""
-    done: int = 0
-    total: int = 0
-    reason: str = ""
-    attempt: int = 1
-
-    @property
-    def over(self) -> bool:
-        """Nothing more will happen to it."""
-        return self.state in ENDED
 
 
 class JobStore:
     """The jobs of `root`; every method may be called from any thread.
 
-    Every change is on the disk (synchronous=FULL: it also survives a power cut) when its method
-    returns, but for `progress`, which is only told while the job runs.
+    Every change is on the disk when its method returns, but for `progress`, which is only told
+    while the job runs. OSError if the disk does not take a change.
     """
 
     def __init__(self, root: Path) -> None:
         """Opens or makes <root>/console.sqlite3; ValueError if another console uses the folder."""
-        root.mkdir(parents=True, exist_ok=True)
-        self.path = root / "console.sqlite3"
-        self._lock_file = _only_console(root)
-        self._lock = threading.RLock()
+        self._db = Database(root, tables=TABLES, schema=SCHEMA)
         self._cache: dict[str, Job] = {}
         self._progress: dict[str, tuple[str, int, int]] = {}
-        try:
-            self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
-            self._db.row_factory = sqlite3.Row
-            self._open()
-        except sqlite3.DatabaseError as error:
-            self._lock_file.close()
-            raise ValueError(
-                f"{self.path} cannot be used ({error}); move it away and start again: the run "
-                "folders stay and are found again"
-            ) from error
-        except ValueError:
-            self._lock_file.close()
-            raise
 
     def close(self) -> None:
         """Lets another console use the folder; may be called again."""
-        with self._lock:
-            self._db.close()
-            self._lock_file.close()
+        self._db.close()
 
     # ---- reading
 
     def get(self, id: str) -> Job | None:
         """The job of an id."""
-        with self._lock:
+        with self._db.lock:
             if (job := self._cache.get(id)) is None:
                 rows = self._jobs("SELECT * FROM jobs WHERE id = ?", (id,))
                 return rows[0] if rows else None
@@ -130,30 +59,25 @@ class JobStore:
     def queue(self) -> tuple[Job, ...]:
         """What runs, then what waits in the order it will run."""
         return self._jobs(
-            "SELECT * FROM jobs WHERE state IN ('queued', 'running', 'cancelling') "
-            "ORDER BY state = 'queued', position",
+            f"SELECT * FROM jobs WHERE state IN {OPEN} ORDER BY state = 'queued', position",
             (),
         )
 
     def waiting(self, owner: str | None = None) -> int:
         """How many jobs wait, of everyone or of one owner."""
         clause, values = ("", ()) if owner is None else (" AND owner = ?", (owner,))
-        with self._lock:
-            sql = f"SELECT count(*) FROM jobs WHERE state = 'queued'{clause}"
-            return int(self._db.execute(sql, values).fetchone()[0])
+        sql = f"SELECT count(*) FROM jobs WHERE state = 'queued'{clause}"
+        return int(self._db.rows(sql, values)[0][0])
 
     def counts(self) -> dict[tuple[str, str], int]:
         """How many jobs there are by (kind, state)."""
         sql = "SELECT kind, state, count(*) FROM jobs GROUP BY kind, state"
-        with self._lock:
-            return {(row[0], row[1]): row[2] for row in self._db.execute(sql)}
+        return {(row[0], row[1]): row[2] for row in self._db.rows(sql)}
 
     def times(self) -> Iterator[tuple[Job, dict[str, float]]]:
         """Done jobs with the seconds of their stages, oldest first."""
         sql = "SELECT id, times FROM jobs WHERE state = 'done' AND times != '{}' ORDER BY ended"
-        with self._lock:
-            rows = self._db.execute(sql).fetchall()
-        for row in rows:
+        for row in self._db.rows(sql):
             if (job := self.get(row["id"])) is not None:
                 yield job, json.loads(row["times"])
 
@@ -202,18 +126,18 @@ class JobStore:
 
     def add(self, *jobs: Job, times: dict[str, float] | None = None) -> tuple[Job, ...]:
         """Puts jobs at the end of the queue, next to each other: all of them or none."""
-        with self._writing() as db:
+        with self._db.writing() as db:
             last = db.execute("SELECT coalesce(max(position), 0) FROM jobs").fetchone()[0]
             placed = tuple(replace(job, position=last + n + 1) for n, job in enumerate(jobs))
             for job in placed:
-                row = _row(job) | {"times": json.dumps(times or {})}
+                row = row_of(job) | {"times": json.dumps(times or {})}
                 marks = ", ".join(f":{name}" for name in row)
                 db.execute(f"INSERT INTO jobs ({', '.join(row)}) VALUES ({marks})", row)
         return placed
 
     def claim(self) -> Job | None:
         """The next job, now running; None if nothing waits or the queue is paused."""
-        with self._writing() as db:
+        with self._db.writing() as db:
             row = db.execute(
                 "UPDATE jobs SET state = 'running', started = ?, stage = 'start' WHERE id = "
                 "(SELECT id FROM jobs WHERE state = 'queued' ORDER BY position LIMIT 1) "
@@ -230,7 +154,7 @@ class JobStore:
 
         owner: whose places are shared out anew, so that nobody overtakes somebody else's job.
         """
-        with self._writing() as db:
+        with self._db.writing() as db:
             mine = [j for j in self.queue() if j.state == "queued" and owner in (None, j.owner)]
             order = [job.id for job in mine]
             for wanted in (id, before):
@@ -269,20 +193,20 @@ class JobStore:
         assert set(changes) <= set(_CHANGEABLE), changes
         if "times" in changes:
             changes["times"] = json.dumps(changes["times"])
-        done = self._change(id, changes, tuple(only))
-        if done and changes.get("state") in ENDED:
-            with self._lock:
+        with self._db.lock:
+            done = self._change(id, changes, tuple(only))
+            if done and changes.get("state") in ENDED:
                 self._progress.pop(id, None)
-        return done
+            return done
 
     def progress(self, id: str, stage: str, done: int, total: int) -> None:
         """How far a running job is; kept in memory, `update` stores it when the job ends."""
-        with self._lock:
+        with self._db.lock:
             self._progress[id] = (stage, done, total)
 
     def remove(self, id: str) -> None:
         """Forgets a job that does not run; WrongState for one that does."""
-        with self._writing() as db:
+        with self._db.writing() as db:
             job = self.need(id)
             if job.state in ("running", "cancelling"):
                 raise WrongState(f"job {id} is {job.state}; cancel it before it is deleted")
@@ -292,63 +216,32 @@ class JobStore:
     @property
     def paused(self) -> bool:
         """No waiting job is begun; survives a restart."""
-        with self._lock:
-            sql = "SELECT value FROM settings WHERE name = 'paused'"
-            return bool(self._db.execute(sql).fetchone()[0] == "1")
+        sql = "SELECT value FROM settings WHERE name = 'paused'"
+        return bool(self._db.rows(sql)[0][0] == "1")
 
     @paused.setter
     def paused(self, value: bool) -> None:
-        with self._writing() as db:
+        with self._db.writing() as db:
             db.execute("UPDATE settings SET value = ? WHERE name = 'paused'", (str(int(value)),))
 
     # ---- inside
 
-    def _open(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA):
-            raise ValueError(
-                f"{self.path} was written by another version of the console (schema {version}, "
-                f"this one reads {SCHEMA}); use that version, or another folder with --runs"
-            )
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        if version == 0:
-            script = f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;"
-            self._db.executescript(script)
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; may be entered again by the thread that is in it."""
-        with self._lock:
-            if self._db.in_transaction:
-                yield self._db
-                return
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._cache.clear()
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
     def _change(self, id: str, changes: dict[str, Any], only: tuple[State, ...]) -> bool:
         clause = f" AND state IN ({', '.join('?' * len(only))})" if only else ""
         pairs = ", ".join(f"{name} = ?" for name in changes)
-        with self._writing() as db:
+        with self._db.writing() as db:
             self._cache.pop(id, None)
             sql = f"UPDATE jobs SET {pairs} WHERE id = ?{clause}"
             return db.execute(sql, (*changes.values(), id, *only)).rowcount == 1
 
     def _jobs(self, sql: str, values: tuple[Any, ...]) -> tuple[Job, ...]:
-        with self._lock:
-            rows = self._db.execute(sql, values).fetchall()
+        with self._db.lock:
+            rows = self._db.rows(sql, values)
             if len(self._cache) > _CACHED:
                 self._cache.clear()
             for row in rows:
                 if row["id"] not in self._cache:
-                    self._cache[row["id"]] = _job(row)
+                    self._cache[row["id"]] = job_of(row)
             return tuple(self._current(self._cache[row["id"]]) for row in rows)
 
     def _current(self, job: Job) -> Job:
@@ -361,6 +254,8 @@ def _place_between(
     db: sqlite3.Connection, places: dict[str, float], order: list[str], id: str
 ) -> None:
     """A position between the neighbours of `id`; everyone gets a new one when none is left."""
+    if len(order) == 1:
+        return
     index = order.index(id)
     low = places[order[index - 1]] if index else places[order[index + 1]] - 2.0
     high = places[order[index + 1]] if index + 1 < len(order) else low + 2.0
@@ -370,46 +265,3 @@ def _place_between(
         return
     for n, moved in enumerate(order):
         db.execute("UPDATE jobs SET position = ? WHERE id = ?", (float(n + 1), moved))
-
-
-def _only_console(root: Path) -> Any:
-    """Holds <root>/console.lock as long as this process lives; the kernel frees it at any end."""
-    file = (root / "console.lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        pid = file.read().strip()
-        file.close()
-        raise ValueError(
-            f"another console (process {pid or 'unknown'}) uses {root}; stop it or choose another "
-            "folder with --runs"
-        ) from error
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
-
-
-def _row(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in _PLAIN} | {
-        "request": None if job.request is None else stored.dump(job.request),
-        "task": json.dumps(job.task, ensure_ascii=False),
-        "plan": stored.dump(job.plan),
-        "plan_name": job.plan.name,
-        "prompt": "" if job.request is None else job.request.prompt,
-        "job_group": job.group,
-        "keep_latents": int(job.keep_latents),
-    }
-
-
-def _job(row: sqlite3.Row) -> Job:
-    fields = {name: row[name] for name in _PLAIN}
-    return Job(
-        **fields,
-        request=None if row["request"] is None else stored.request_of(json.loads(row["request"])),
-        task=json.loads(row["task"]),
-        plan=stored.plan_of(json.loads(row["plan"])),
-        group=row["job_group"],
-        keep_latents=bool(row["keep_latents"]),
-    )

@@ -5,29 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from app import records
 from app.announcer import Announcer, Publisher
-from app.history import DENOISE, History, times_of
+from app.history import History, times_of
 from app.jobs import Job, JobStore, State
+from app.live import EngineState, EngineStatus, Live, engine_json
 from app.runs import Run
 from runtime.engine import Engine
-from runtime.messages import (
-    Event,
-    Failure,
-    Note,
-    Plan,
-    Preview,
-    Progress,
-    Ready,
-    Result,
-    StageTime,
-)
+from runtime.messages import Event, Failure, Plan, Preview, Progress, Ready, Result
 
-EngineState = Literal["unloaded", "loading", "ready", "busy", "failed", "closed"]
 _PUBLISH_SECONDS = 0.1  # between two progress events of a load
 _STOPPED = "the console was stopped while this job ran; retry it"
 
@@ -40,35 +30,6 @@ class Marks(Protocol):
 
     def save(self, path: Path, t0: float, t1: float) -> None:
         """Writes the samples between two times (seconds since the epoch)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatus:
-    """What the engine does now; stage, done and total tell how far a load is."""
-
-    state: EngineState = "unloaded"
-    plan: Plan | None = None
-    reason: str = ""  # why it failed
-    stage: str = ""
-    done: int = 0
-    total: int = 0
-    ready: Ready | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """The running job so far; times are seconds since the epoch, 0 while not reached."""
-
-    id: str
-    stage: str = "load"
-    done: int = 0
-    total: int = 0
-    notes: tuple[Note, ...] = ()
-    stages: tuple[StageTime, ...] = ()
-    preview_step: int = -1  # the newest step in preview.webp
-    began: float = 0.0  # the request, on a loaded engine
-    stage_began: float = 0.0
-    step_ended: float = 0.0
 
 
 class Runner:
@@ -251,26 +212,17 @@ class Runner:
         return last
 
     def _fold(self, job: Job, event: Event) -> None:
-        live, now = self._live, time.time()
+        live = self._live
         assert live is not None, "a job is running"
+        self._live = live.after(event, time.time())
         if isinstance(event, Progress):
-            if event.stage != live.stage:
-                live = replace(live, stage=event.stage, stage_began=now, step_ended=now)
-                self._mark(event.stage, "stage", job.id)
-            elif event.stage == DENOISE and event.done != live.done:
-                live = replace(live, step_ended=now)
             self._jobs.progress(job.id, event.stage, event.done, event.total)
-            live = replace(live, done=event.done, total=event.total)
-        elif isinstance(event, Note):
-            live = replace(live, notes=(*live.notes, event))
-        elif isinstance(event, StageTime):
-            live = replace(live, stages=(*live.stages, event))
+            if event.stage != live.stage:
+                self._mark(event.stage, "stage", job.id)
         elif isinstance(event, Preview):
-            live = replace(live, preview_step=event.step)
-            url = f"/api/v1/runs/{job.id}/preview"
+            url = f"/api/v1/runs/{job.id}/preview?step={event.step}"
             told = {"id": job.id, "step": event.step, "url": url}
             self._hub.publish("preview", told, owner=job.owner)
-        self._live = live
         self._announcer.job(job.id)
 
     def _ending(self, job: Job, last: Result | Failure) -> tuple[State, str]:
@@ -310,18 +262,6 @@ class Runner:
 ParityRun = Callable[
     [Job, Path, Callable[[str, int, int], None], Callable[[], bool]], tuple[State, str]
 ]
-
-
-def engine_json(status: EngineStatus) -> dict[str, Any]:
-    """The status as pages get it."""
-    return {
-        "state": status.state,
-        "plan": status.plan.name if status.plan else "",
-        "reason": status.reason,
-        "stage": status.stage,
-        "done": status.done,
-        "total": status.total,
-    }
 
 
 def _reason(last: Result | Failure) -> str:

@@ -7,30 +7,24 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app import media, preflight, recovery, runs
 from app.announcer import Announcer, Publisher, Shape
 from app.errors import TooMany, WrongState
-from app.history import History, Moment, Typical, remaining
+from app.forecast import Forecast, forecasts
+from app.history import History
 from app.jobs import Job, JobStore
-from app.runner import EngineStatus, Live, Marks, ParityRun, Runner
+from app.live import EngineStatus, Live
+from app.runner import Marks, ParityRun, Runner
 from runtime.families import FAMILIES
 from runtime.messages import Plan, Ref2VARequest
 
 MOST_OF_ONE, MOST_OF_ALL = 100, 500  # jobs that wait
 MOST_CHARACTERS = 7000  # of a prompt
 _LOOK_SECONDS = 1.0  # between two looks at an idle engine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """Seconds that a job needs (still), and that it waits before; None: no history tells it."""
-
-    eta: float | None = None
-    wait: float | None = None
 
 
 class Session:
@@ -90,19 +84,7 @@ class Session:
 
     def forecasts(self) -> dict[str, Forecast]:
         """For every open job."""
-        status, told = self._runner.status, {}
-        loaded = status.plan if status.state in ("loading", "ready", "busy") else None
-        ahead: float | None = None if self._jobs.paused else 0.0
-        for job in self._jobs.queue():
-            eta = self._eta(job, loaded)
-            if job.state != "queued":
-                told[job.id] = Forecast(eta=eta, wait=0.0)
-                ahead = eta if ahead is not None else None
-            else:
-                told[job.id] = Forecast(eta=eta, wait=ahead)
-                ahead = None if ahead is None or eta is None else ahead + eta
-            loaded = job.plan if job.kind == "generate" else None
-        return told
+        return forecasts(self._jobs, self._history, self._runner)
 
     # ---- putting in
 
@@ -321,14 +303,6 @@ class Session:
         )
         return self._add(job.owner, again)[0]
 
-    def _eta(self, job: Job, loaded: Plan | None) -> float | None:
-        typical = job.request and self._history.typical(job.request, job.plan)
-        if not typical:
-            return None
-        if (live := self._runner.live(job.id)) is not None:
-            return _left(typical, live, job.started)
-        return typical.run + (typical.load if loaded != job.plan else 0.0)
-
     def _tell_queue(self) -> None:
         self._hub.publish("queue", {"paused": self._jobs.paused})
 
@@ -350,21 +324,4 @@ def _new(owner: str, request: Ref2VARequest, plan: Plan, group: str, keep_latent
         group=group,
         keep_latents=keep_latents,
         created=time.time(),
-    )
-
-
-def _left(typical: Typical, live: Live, started: float) -> float:
-    now = time.time()
-    if not live.began:  # the engine loads
-        return max(0.0, typical.load - (now - started)) + typical.run
-    return remaining(
-        typical,
-        Moment(
-            stage=live.stage,
-            done=live.done,
-            total=live.total,
-            run_seconds=now - live.began,
-            stage_seconds=now - live.stage_began,
-            step_seconds=now - live.step_ended if live.step_ended else 0.0,
-        ),
     )

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app import presets, records
 from app.access import User
+from app.forecast import Forecast
 from app.jobs import Job
-from app.session import Forecast
 from runtime.messages import Ref2VARequest, Reference
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from app.access import User, UserDependency
 from app.console import Console
 from app.errors import Forbidden
 from app.jobs import ENDED, Job, Kind, State
-from app.runner import engine_json
+from app.live import engine_json
 from app.shapes import RequestJson, job_json, request_json, request_of, several
 from app.stored import plain
 from runtime.messages import Plan

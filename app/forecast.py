@@ -1,0 +1,49 @@
+"""When the jobs of the queue will be done, as far as our own history tells."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from app.history import History, remaining
+from app.jobs import Job, JobStore
+from app.runner import Runner
+from runtime.messages import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Seconds that a job needs (still), and that it waits before; None: no history tells it."""
+
+    eta: float | None = None
+    wait: float | None = None
+
+
+def forecasts(jobs: JobStore, history: History, runner: Runner) -> dict[str, Forecast]:
+    """Of every open job, by id."""
+    status = runner.status
+    loaded = status.plan if status.state in ("loading", "ready", "busy") else None
+    ahead: float | None = None if jobs.paused else 0.0
+    told = {}
+    for job in jobs.queue():
+        eta = _eta(job, loaded, history, runner)
+        if job.state != "queued":  # it runs, paused or not
+            told[job.id] = Forecast(eta=eta, wait=0.0)
+            ahead = None if ahead is None else eta
+        else:
+            told[job.id] = Forecast(eta=eta, wait=ahead)
+            ahead = None if ahead is None or eta is None else ahead + eta
+        loaded = job.plan if job.kind == "generate" else None
+    return told
+
+
+def _eta(job: Job, loaded: Plan | None, history: History, runner: Runner) -> float | None:
+    typical = job.request and history.typical(job.request, job.plan)
+    if not typical:
+        return None
+    live, now = runner.live(job.id), time.time()
+    if live is None:
+        return typical.run + (typical.load if loaded != job.plan else 0.0)
+    if not live.began:  # the engine loads
+        return max(0.0, typical.load - (now - job.started)) + typical.run
+    return remaining(typical, live.moment(now))
