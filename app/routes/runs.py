@@ -157,11 +157,12 @@ def _add_files(routes: APIRouter, console: Console, asked: Any) -> None:
         return FileResponse(path, media_type="application/octet-stream", filename=name)
 
     @routes.get("/{id}/preview")
-    def preview(id: str, who: User = asked) -> FileResponse:
+    def preview(id: str, who: User = asked) -> Response:
         """What the newest step predicts; written anew by every step."""
         job = browse.own(console, who, id)
         path = browse.file(console, job, records.PREVIEW, "preview")
-        return FileResponse(path, media_type="image/webp", headers=_CHANGING)
+        picture = path.read_bytes()  # whole: a file that is replaced while it is sent has two sizes
+        return Response(picture, media_type="image/webp", headers=_CHANGING)
 
     @routes.get("/{id}/telemetry")
     def telemetry(id: str, who: User = asked) -> FileResponse:
