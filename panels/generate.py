@@ -46,13 +46,13 @@ _NUMBERS = (
     + field("Size", "<select class='size'></select>", "grow")
     + field("Width", _WHOLE.format("width", 32, 4096, SIZE_MULTIPLE))
     + "<button class='sign turn' type='button' title='Swap width and height' "
-    "aria-label='Swap width and height'>⇄</button>"
+    "aria-label='Swap width and height'></button>"
     + field("Height", _WHOLE.format("height", 32, 4096, SIZE_MULTIPLE))
     + "</div><div class='fields'>"
     + field("Frames", _WHOLE.format("frames", 5, 3592, 17))
     + field("Steps", _WHOLE.format("steps", 1, 1000, 1))
     + field("Seed", _NUMBER.format("seed"), "grow")
-    + "<button class='sign dice' type='button' title='New seed' aria-label='New seed'>⚄</button>"
+    + "<button class='sign dice' type='button' title='New seed' aria-label='New seed'></button>"
     "</div><div class='snap' id='snap' aria-live='polite'></div>"
     "<details class='more'><summary>Sampling</summary><div class='fields'>"
     + field("Sampler", "<select id='sampler' data-field='sampler'></select>", "grow")

@@ -22,7 +22,7 @@ _HEADER = (
     "<button class='sign theme' type='button'></button>"
     "<span class='who' hidden><span class='who-name'></span>"
     "<button class='quiet out' type='button'>Sign out</button></span></div></div>"
-    "<div class='tabs' role='tablist' aria-label='Panels'></div>"
+    "<div class='h3tabs' role='tablist' aria-label='Panels'></div>"
     "<div class='offline' role='status' hidden>The console does not answer. What runs goes on; "
     "this page connects again by itself.</div></header>"
 )

@@ -1,6 +1,6 @@
 // The header: tabs, the engine's state, who is signed in, theme, and the line of a lost connection.
 const q = (s) => element.querySelector(s);
-const nav = q('.tabs'), dot = q('.chip-dot'), words = q('.chip-text'), lost = q('.offline');
+const nav = q('.h3tabs'), dot = q('.chip-dot'), words = q('.chip-text'), lost = q('.offline');
 const STATES = { loading: 'loading', ready: 'ready', busy: 'working', failed: 'stopped', closed: 'closed', unloaded: 'not loaded' };
 
 const tabs = props.value.tabs.map(({ name, title }) => {
@@ -41,15 +41,25 @@ async function who() {
   const session = await h3.api('/session');
   h3.session = session;
   h3.emit('session', session);
-  q('.share').hidden = !session.share;
-  if (session.share) q('.share').href = session.share;
-  q('.who').hidden = !session.users;
+  q('.who').hidden = !session.locked;
   h3.write(q('.who-name'), session.user);
 }
 
+async function shared() {
+  const { share } = await h3.api('/health');
+  const node = q('.share');
+  node.hidden = share.state === 'off';
+  h3.write(node, { up: 'Shared link', starting: 'Asking for a link…', failed: 'No shared link' }[share.state] || share.state);
+  node.title = share.reason || share.url;
+  if (share.url) node.href = share.url; else node.removeAttribute('href');
+}
+
+// Who and where from; a console that does not answer is told by the line above.
+const ask = () => Promise.all([who(), shared()]).catch((error) => h3.emit('trouble', error.message));
+
 function lights() {
   const dark = h3.dark();
-  h3.write(q('.theme'), dark ? '☀' : '☾');
+  q('.theme').replaceChildren(h3.icon(dark ? 'sun' : 'moon'));
   q('.theme').setAttribute('aria-label', dark ? 'Light theme' : 'Dark theme');
   q('.theme').title = dark ? 'Light theme' : 'Dark theme';
   const on = h3.notifying();
@@ -63,11 +73,12 @@ q('.bell').hidden = !('Notification' in window);
 h3.on('tab', mark, element);
 h3.on('jobs', engine, element);
 h3.on('theme', lights, element);
-h3.on('online', (now) => { lost.hidden = now; if (now) { h3.jobs.refresh(); who(); } }, element);
+h3.on('online', (now) => { lost.hidden = now; if (now) { h3.jobs.refresh(); ask(); } }, element);
+h3.on('share', ask, element);
 h3.draft.start(props.value.first);
 h3.startTheme();
 lights();
 h3.tabs(props.value.tabs.map((tab) => tab.name));
 h3.connect();
 h3.jobs.refresh();
-who();
+ask();

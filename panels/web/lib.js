@@ -10,9 +10,29 @@ window.h3 = (() => {
     return node;
   }
 
-  // A button whose visible text may be a sign; `label` is what it does, in words.
-  function button(cls, text, label, act) {
-    const node = make('button', cls, text);
+  const ICONS = {
+    up: 'M12 19V5M6 11l6-6 6 6', down: 'M12 5v14M6 13l6 6 6-6', close: 'M6 6l12 12M18 6L6 18', edit: 'M4 20l1-4L16 5l3 3L8 19zM14 7l3 3',
+    copy: 'M9 9h11v11H9zM15 9V4H4v11h5', dice: 'M4 4h16v16H4zM8.5 8.5h.01M15.5 8.5h.01M12 12h.01M8.5 15.5h.01M15.5 15.5h.01',
+    swap: 'M4 8h15M15 4l4 4-4 4M20 16H5M9 12l-4 4 4 4', moon: 'M19 14.5A8 8 0 0 1 9.5 5 8 8 0 1 0 19 14.5z',
+    sun: 'M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5',
+    sound: 'M5 9v6h4l5 4V5L9 9zM17 9a4 4 0 0 1 0 6', mute: 'M5 9v6h4l5 4V5L9 9zM17 9.5l5 5M22 9.5l-5 5', note: 'M9 18V5l10-2v13M9 18a3 3 0 1 1-3-3 3 3 0 0 1 3 3zM19 16a3 3 0 1 1-3-3 3 3 0 0 1 3 3z',
+    video: 'M4 6h11v12H4zM15 10l5-3v10l-5-3', picture: 'M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4',
+  };
+
+  // A small drawing by its name, for buttons that have no room for words.
+  function icon(name) {
+    const space = 'http://www.w3.org/2000/svg', svg = document.createElementNS(space, 'svg'), path = document.createElementNS(space, 'path');
+    svg.setAttribute('viewBox', '0 0 24 24');
+    svg.setAttribute('class', 'icon');
+    svg.setAttribute('aria-hidden', 'true');
+    path.setAttribute('d', ICONS[name]);
+    svg.append(path);
+    return svg;
+  }
+
+  // A button of a text or an icon; `label` is what it does, in words.
+  function button(cls, shown, label, act) {
+    const node = shown in ICONS ? make('button', cls, '', icon(shown)) : make('button', cls, shown);
     node.type = 'button';
     if (label) { node.title = label; node.setAttribute('aria-label', label); }
     if (act) node.addEventListener('click', act);
@@ -112,5 +132,5 @@ window.h3 = (() => {
     return (...args) => { clearTimeout(timer); timer = setTimeout(() => fn(...args), milliseconds); };
   }
 
-  return { make, button, write, api, seconds, bytes, now, when, state, alive, shown, every, debounce };
+  return { make, icon, button, write, api, seconds, bytes, now, when, state, alive, shown, every, debounce };
 })();

@@ -53,3 +53,5 @@ h3.on('draft', ({ from, changed }) => {
   draw();
 }, element);
 draw();
+q('.turn').append(h3.icon('swap'));
+q('.dice').append(h3.icon('dice'));

@@ -56,12 +56,12 @@ function tools(job, index, total) {
   };
   if (!allowed) return box;
   if (job.state === 'queued') {
-    add('↑', 'Move up', () => move(id, index - 1), 'up', index === 0);
-    add('↓', 'Move down', () => move(id, index + 1), 'down', index === total - 1);
-    if (job.kind === 'generate') add('✎', 'Edit in the form', () => attempt(() => edit(job)), 'edit');
+    add('up', 'Move up', () => move(id, index - 1), 'up', index === 0);
+    add('down', 'Move down', () => move(id, index + 1), 'down', index === total - 1);
+    if (job.kind === 'generate') add('edit', 'Edit in the form', () => attempt(() => edit(job)), 'edit');
   }
-  if (job.kind === 'generate') add('⧉', 'Duplicate', () => attempt(() => h3.jobs.act(id, 'duplicate')), 'duplicate');
-  if (!job.ended) add('×', job.state === 'queued' ? 'Take out of the queue' : 'Cancel', () => attempt(() => h3.jobs.act(id, 'cancel')), 'cancel', job.state === 'cancelling');
+  if (job.kind === 'generate') add('copy', 'Duplicate', () => attempt(() => h3.jobs.act(id, 'duplicate')), 'duplicate');
+  if (!job.ended) add('close', job.state === 'queued' ? 'Take out of the queue' : 'Cancel', () => attempt(() => h3.jobs.act(id, 'cancel')), 'cancel', job.state === 'cancelling');
   return box;
 }
 

@@ -1,6 +1,6 @@
 // The ordered references: drop, paste, choose; thumbnails; order by drag or buttons; mute, soundtrack.
 const q = (s) => element.querySelector(s);
-const list = q('.refs'), pick = q('.pick'), pickSound = q('.pick-sound'), GLYPH = { image: '▣', video: '▶', audio: '♪' };
+const list = q('.refs'), pick = q('.pick'), pickSound = q('.pick-sound'), ICON = { image: 'picture', video: 'video', audio: 'note' };
 let plans = [], soundFor = -1, dragged = -1;
 
 const items = () => h3.draft.get().references;
@@ -51,15 +51,13 @@ function plan(index) {
 }
 
 function thumb(item) {
-  const box = h3.make('div', 'thumb', item.kind === 'audio' || item.missing ? GLYPH[item.kind] : '');
+  const box = h3.make('div', 'thumb', '', h3.icon(ICON[item.kind]));
   if (item.kind === 'audio' || item.missing) return box;
   const image = h3.make('img');
   image.alt = '';
-  image.loading = 'lazy';
   image.draggable = false;
   image.src = `/api/v1/media/${encodeURIComponent(item.media)}/thumb`;
-  image.addEventListener('error', () => box.replaceChildren(GLYPH[item.kind]));
-  box.append(image);
+  image.addEventListener('load', () => box.replaceChildren(image));
   return box;
 }
 
@@ -67,16 +65,16 @@ function tools(item, index, total) {
   const box = h3.make('div', 'ref-tools');
   if (item.kind === 'video' && !item.missing) {
     if (item.soundtrack) box.append(h3.button('ico wide', 'own sound', 'Use the sound of the video itself', () => change(index, { soundtrack: null })));
-    else box.append(h3.button('ico wide', item.mute ? 'muted' : 'mute', item.mute ? 'Use its sound' : 'Leave its sound out', () => change(index, { mute: !item.mute })));
-    box.append(h3.button('ico wide', '♪ replace', 'Replace its sound by a sound file', () => { soundFor = index; pickSound.click(); }));
+    else box.append(h3.button('ico', item.mute ? 'mute' : 'sound', item.mute ? 'Use its sound' : 'Leave its sound out', () => change(index, { mute: !item.mute })));
+    box.append(h3.button('ico wide', 'sound…', 'Replace its sound by a sound file', () => { soundFor = index; pickSound.click(); }));
   }
-  const up = h3.button('ico', '↑', `Move ${item.name} up`, () => move(index, index - 1));
-  const down = h3.button('ico', '↓', `Move ${item.name} down`, () => move(index, index + 1));
+  const up = h3.button('ico', 'up', `Move ${item.name} up`, () => move(index, index - 1));
+  const down = h3.button('ico', 'down', `Move ${item.name} down`, () => move(index, index + 1));
   up.disabled = index === 0;
   down.disabled = index === total - 1;
   up.dataset.act = 'up';
   down.dataset.act = 'down';
-  const away = h3.button('ico', '×', `Remove ${item.name}`, () => put(items().filter((_, i) => i !== index)));
+  const away = h3.button('ico', 'close', `Remove ${item.name}`, () => put(items().filter((_, i) => i !== index)));
   away.dataset.act = 'remove';
   box.append(up, down, away);
   return box;
@@ -88,7 +86,7 @@ function row(item, index, total, tag) {
   const head = h3.make('div', 'ref-head', '', h3.make('span', 'ref-tag', tag), h3.make('span', 'ref-name', item.name));
   const words = h3.make('div', 'ref-words', '', head);
   words.append(h3.make('div', 'ref-facts', item.missing ? 'no longer on this console: add the file again' : facts(item)));
-  if (item.soundtrack) words.append(h3.make('div', 'ref-facts', `♪ with the sound of ${item.soundtrack.name}`));
+  if (item.soundtrack) words.append(h3.make('div', 'ref-facts', `with the sound of ${item.soundtrack.name}`));
   const told = plan(index);
   if (told) words.append(h3.make('div', 'ref-plan' + (plans[index].problem ? ' bad' : ''), told));
   li.append(thumb(item), words, tools(item, index, total));

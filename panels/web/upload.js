@@ -20,7 +20,7 @@ function line(file) {
     done: () => item.remove(),
     failed: (reason) => {
       item.className = 'load bad';
-      const close = h3.button('ico', '×', `Dismiss the message about ${file.name}`, () => item.remove());
+      const close = h3.button('ico', 'close', `Dismiss the message about ${file.name}`, () => item.remove());
       item.replaceChildren(h3.make('span', 'load-name', reason.includes(file.name) ? reason : `${file.name}: ${reason}`), close);
     },
   };
