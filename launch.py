@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Command] = {
     "decode": Command("app.cli.decode", "decode saved latents to a video"),
     "compare": Command("runtime.parity.compare", "compare frames, latents, goldens or videos"),
     "inspect": Command("app.cli.inspect", "say what a checkpoint file holds"),
+    "doctor": Command("app.cli.doctor", "say whether this machine can run a plan"),
     "make-demo": Command("runtime.checkpoints.demo_command", "write a random checkpoint set"),
 }
 
