@@ -21,7 +21,7 @@ class FileFound:
     family: str = ""  # "H3 denoiser", as `launch.py inspect` names it
     stored: str = ""  # "nvfp4 in 200 layers, BF16, F32"
     resident_bytes: int = 0  # on the device of the plan
-    largest_bytes: int = 0  # of one tensor, which is read into RAM before it is copied
+    largest_bytes: int = 0  # of one tensor, which lies in RAM while it is copied
     problem: str = ""
 
 
@@ -85,11 +85,13 @@ class Estimate:
 
     blocked: a sentence when the console refuses to queue this (files, references, disk), else "".
     needs_force: a sentence when it refuses unless told `force` (memory), else "".
+    warnings: sentences; the request may be queued all the same.
     """
 
     verdict: Verdict
     blocked: str
     needs_force: str
+    warnings: tuple[str, ...]
     mode: str  # ref2va | fl2va | unknown
     mode_note: str
     files: tuple[FileFound, ...]

@@ -91,12 +91,21 @@ def check_models(plan: Plan) -> None:
             )
 
 
+def disk_need(request: Ref2VARequest) -> int:
+    """Bytes of the latents and the video, generously."""
+    pixels = request.width * request.height * request.frames
+    return _FLOOR_BYTES + int(pixels * (_LATENT_BYTES_PER_PIXEL + _MP4_BYTES_PER_PIXEL))
+
+
+def disk_free(out: Path) -> int:
+    """Bytes free on the disk that `out` is or will be on."""
+    place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    return shutil.disk_usage(place).free
+
+
 def check_disk(request: Ref2VARequest, out: Path) -> None:
     """The disk of `out` has room for the latents and the video."""
-    pixels = request.width * request.height * request.frames
-    need = _FLOOR_BYTES + int(pixels * (_LATENT_BYTES_PER_PIXEL + _MP4_BYTES_PER_PIXEL))
-    place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
-    free = shutil.disk_usage(place).free
+    need, free = disk_need(request), disk_free(out)
     if free < need:
         raise ValueError(
             f"the disk of {out} has {free / 2**20:.1f} MiB free and this request needs about "

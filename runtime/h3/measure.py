@@ -7,6 +7,7 @@ that a run uses, so sizes, frames, rows and notes are those of the run. No torch
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -88,7 +89,7 @@ def measure(request: Ref2VARequest, tokenizer: Tokenizer) -> Measure:
     found = _with_text(found, tokenizer)
     text = len(tokenizer.encode(request.prompt)) + sum(r.text_rows for r in found)
     negative = 0
-    if request.cfg != 1.0:
+    if not math.isclose(request.cfg, 1.0):
         both = found if request.negative_references else []
         own = len(tokenizer.encode(request.negative_prompt)) + sum(r.text_rows for r in both)
         negative = _packed(request, max(1, own), both)

@@ -1,0 +1,95 @@
+"""The checkpoint files of a plan, looked at by their headers only."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app import memory
+from app.estimate import FileFound
+from runtime.checkpoints.classify import Part, classify
+from runtime.checkpoints.header import CheckpointError, read_header
+from runtime.checkpoints.modes import KNOWN_MODELS
+from runtime.messages import Plan
+
+ROLES = ("dit", "text_encoder", "video_vae", "audio_vae")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """files: one per role. parts: by role, those that can be loaded."""
+
+    files: tuple[FileFound, ...]
+    parts: Mapping[str, Part]
+
+    @property
+    def mode(self) -> str:
+        """ref2va, fl2va or unknown, as presets/known_models.toml has learnt it."""
+        return self.parts["dit"].mode if "dit" in self.parts else "unknown"
+
+
+def look(plan: Plan) -> Models:
+    """What is there; a file that cannot be used carries its problem."""
+    files, parts = [], {}
+    for role in ROLES:
+        path: Path = getattr(plan.models, role)
+        part, found = _look(plan, role, path)
+        files.append(found)
+        if part is not None and not found.problem:
+            parts[role] = part
+    return Models(files=tuple(files), parts=parts)
+
+
+def _look(plan: Plan, role: str, path: Path) -> tuple[Part | None, FileFound]:
+    blank = FileFound(role=role, name=path.name, path=str(path))
+    try:
+        state = path.stat()
+        known = KNOWN_MODELS.stat().st_mtime_ns if KNOWN_MODELS.exists() else 0
+        part = _part(path, role, state.st_mtime_ns, state.st_size, known)
+    except FileNotFoundError:
+        problem = f"{path} is not there; put the file there or change [models] in the plan"
+        return None, _with(blank, problem)
+    except (OSError, ValueError) as error:
+        return None, _with(blank, str(error))
+    largest = max((tensor.bytes for tensor in part.tensors), default=0)
+    return part, FileFound(
+        role=role,
+        name=path.name,
+        path=str(path),
+        bytes=state.st_size,
+        family=part.family,
+        stored=_stored(part),
+        resident_bytes=0 if part.problem else memory.resident(part, plan),
+        largest_bytes=largest,
+        problem=part.problem,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _part(path: Path, role: str, changed: int, size: int, known: int) -> Part:
+    """One model of a file; the last three only tell whether it is still the same."""
+    del changed, size, known
+    header = read_header(path)
+    parts = {part.role: part for part in classify(header).parts}
+    if role not in parts:
+        holds = ", ".join(part.family for part in parts.values())
+        raise CheckpointError(f"{path} holds {holds}, the plan names it as its {role}")
+    return parts[role]
+
+
+def _stored(part: Part) -> str:
+    """ "nvfp4 in 200 layers, the rest BF16, F32"."""
+    packed = [f"{quant.format} in {quant.layers} layers" for quant in part.quantised]
+    rest: Counter[str] = Counter()
+    for tensor in part.tensors:
+        if not tensor.quant and tensor.role != "marker":
+            rest[tensor.dtype] += tensor.bytes
+    plain = ", ".join(name for name, _ in rest.most_common())
+    return f"{', '.join(packed)}, the rest {plain}" if packed else plain
+
+
+def _with(blank: FileFound, problem: str) -> FileFound:
+    return FileFound(role=blank.role, name=blank.name, path=blank.path, problem=problem)

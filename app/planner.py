@@ -1,0 +1,118 @@
+"""Will a request run here? Files, mode, rows, memory, disk and time of one request on one plan."""
+
+from __future__ import annotations
+
+from app import memory, needs
+from app.estimate import Estimate, Need, Phase, ReferencePlan, Rows, Verdict, worst
+from app.machine import Machine
+from app.measuring import Measured
+from app.models import Models
+from app.needs import Past
+from runtime.messages import FPS, Plan, Ref2VARequest
+
+_AUDIO_PER_SECOND = 40
+
+
+def estimate(
+    request: Ref2VARequest,
+    plan: Plan,
+    machine: Machine,
+    models: Models,
+    measured: Measured,
+    past: Past,
+    *,
+    disk_free: int,
+    loaded: bool = False,
+    unavailable: tuple[str, ...] = (),
+) -> Estimate:
+    """Everything that can be known before the run; what is not known is named as such.
+
+    loaded: the engine has this plan now. unavailable: what the probe says cannot run of the plan.
+    """
+    missing = [file.problem for file in models.files if file.problem]
+    unread = [r.problem for r in measured.references if r.problem]
+    rows = _rows(request, measured)
+    phases = _phases(request, plan, models, measured, rows)
+    vram = needs.vram(plan, machine, phases, past)
+    ram = needs.ram(plan, machine, models.files, measured.references, phases, past)
+    disk = needs.disk(request, disk_free)
+    blocked = next(iter((*missing, *unread, *_refused(disk))), "")
+    verdicts: tuple[Verdict, ...] = (vram.verdict, ram.verdict, disk.verdict)
+    return Estimate(
+        verdict="no" if blocked else worst(verdicts),
+        blocked=blocked,
+        needs_force=next(iter((*unavailable, *_refused(vram), *_refused(ram))), ""),
+        warnings=(*unavailable, *((measured.problem,) if measured.problem else ())),
+        mode=models.mode,
+        mode_note=_mode_note(request, models, plan),
+        files=models.files,
+        references=measured.references or _unmeasured(request),
+        rows=rows,
+        vram=vram,
+        ram=ram,
+        disk=disk,
+        time=needs.time(past, loaded=loaded),
+    )
+
+
+def _refused(need: Need) -> tuple[str, ...]:
+    return (need.reason,) if need.verdict == "no" else ()
+
+
+def _rows(request: Ref2VARequest, measured: Measured) -> Rows:
+    """The generated rows follow from the request alone, the others from what was read."""
+    latents = (request.frames - 5) // 17 * 5 + 2
+    video = latents * (request.width // 32) * (request.height // 32)
+    audio = 2 * round(request.frames / FPS * _AUDIO_PER_SECOND)
+    if measured.problem or any(r.problem for r in measured.references):
+        return Rows(total=None, text=None, references=None, audio=audio, video=video)
+    return Rows(
+        total=measured.total,
+        text=measured.text,
+        references=sum(reference.rows for reference in measured.references),
+        audio=audio,
+        video=video,
+        negative=measured.negative or None,
+    )
+
+
+def _phases(
+    request: Ref2VARequest, plan: Plan, models: Models, measured: Measured, rows: Rows
+) -> tuple[Phase, ...]:
+    """Empty when a file or the rows are not known."""
+    if rows.total is None or len(models.parts) < len(models.files):
+        return ()
+    videos = [r.width * r.height for r in measured.references if r.kind == "video"]
+    shape = memory.Shape(
+        rows=max(rows.total, rows.negative or 0),
+        text_rows=measured.text,
+        vision_tokens=measured.most_vision,
+        images=any(r.kind == "image" for r in measured.references),
+        video_pixels=max(videos, default=0),
+        sound_latents=measured.sound_latents,
+        audio_latents=rows.audio // 2,
+    )
+    return memory.phases(models.parts, plan, request, shape)
+
+
+def _unmeasured(request: Ref2VARequest) -> tuple[ReferencePlan, ...]:
+    return tuple(
+        ReferencePlan(index=i, label="", kind=r.kind, name=r.path.name)
+        for i, r in enumerate(request.references)
+    )
+
+
+def _mode_note(request: Ref2VARequest, models: Models, plan: Plan) -> str:
+    """What the runtime will say of the mode (h3.pipeline), and why."""
+    if "dit" not in models.parts:
+        return ""
+    name = plan.models.dit.name
+    if models.mode == "ref2va":
+        return f"{name} is known as Ref2VA."
+    if models.mode == "fl2va":
+        more = ", but the request has references" if request.references else ""
+        return f"{name} is known as FL2VA{more}."
+    return (
+        f"Mode of {name} unknown: if it is not a Ref2VA file the result is wrong without an error "
+        f"(launch.py inspect --learn names it)."
+    )
