@@ -50,6 +50,7 @@ from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
 from runtime.kernels.attention import attention_backend, load_attention
 from runtime.kernels.linear import linear_backend
+from runtime.machine import driver
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import (
@@ -430,7 +431,7 @@ class Pipeline:
             ),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "cuda": str(torch.version.cuda),
-            "driver": _driver() if device.type == "cuda" else "none",
+            "driver": (driver() or "not reported") if device.type == "cuda" else "none",
             "threads": str(torch.get_num_threads()),
             "dtype": plan.dtype,
             "island rounding": plan.island_rounding,
@@ -507,9 +508,3 @@ def _fits(x: Tensor, shape: tuple[int, ...]) -> bool:
     return x.dim() == len(shape) and all(
         got == want if want else got > 0 for got, want in zip(x.shape, shape, strict=True)
     )
-
-
-def _driver() -> str:
-    """The NVIDIA driver's own line; the runtime asks no NVML (the console does)."""
-    version = Path("/proc/driver/nvidia/version")
-    return version.read_text().splitlines()[0] if version.is_file() else "not reported"

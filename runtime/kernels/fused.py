@@ -18,7 +18,10 @@ from runtime.kernels.unavailable import Unavailable
 # (q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps) -> None: in place, views of one buffer
 RmsRope = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], None]
 
-RMS_ROPES = ("eager", "kitchen")
+RMS_ROPES = {  # name -> what it needs
+    "eager": "any device",
+    "kitchen": "a CUDA GPU that comfy-kitchen's CUDA backend supports",
+}
 
 
 def rope_table(angles_SR: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,4 +20,6 @@ class AttentionBackend:
     name: str
     load: Callable[[torch.device], Attend]
     route: Callable[[torch.device], str]  # the kernel that will run, with its version
+    requirement: str = "any device"  # in words, for a person who chooses
+    package: str = "torch"  # whose version it depends on
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)  # of q, k, v

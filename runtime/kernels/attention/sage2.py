@@ -91,4 +91,14 @@ def route(device: torch.device) -> str:
     return f"sageattention {version} {ROUTES[torch.cuda.get_device_capability(device)]}"
 
 
-BACKEND = AttentionBackend(name=NAME, load=load, route=route, dtypes=DTYPES)
+BACKEND = AttentionBackend(
+    name=NAME,
+    load=load,
+    route=route,
+    requirement=(
+        "sageattention 2.2 or newer (a source build) and a CUDA GPU of compute capability "
+        + ", ".join(f"{major}.{minor}" for major, minor in ROUTES)
+    ),
+    package="sageattention",
+    dtypes=DTYPES,
+)

@@ -37,4 +37,9 @@ def route(device: torch.device) -> str:
     return f"torch {torch.__version__} SDPA cudnn {version} (fp32: efficient, one row: flash)"
 
 
-BACKEND = AttentionBackend(name="sdpa_cudnn", load=load, route=route)
+BACKEND = AttentionBackend(
+    name="sdpa_cudnn",
+    load=load,
+    route=route,
+    requirement="a CUDA GPU of compute capability 8.0 or newer",
+)

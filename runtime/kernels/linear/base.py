@@ -20,3 +20,5 @@ class LinearBackend:
     build: Callable[[PackedWeight], nn.Module]
     reason: Callable[[torch.device], str]  # "" when it can run on that device
     route: Callable[[torch.device], str]
+    requirement: str = "any device"  # in words, for a person who chooses
+    package: str = "torch"  # whose version it depends on

@@ -12,5 +12,6 @@ BACKEND = LinearBackend(
     formats=("float8_e4m3fn", "float8_e5m2"),
     build=DequantisedLinear,
     reason=lambda device: "",
+    package="comfy-kitchen",
     route=lambda device: f"dequantise to the activation dtype, torch {torch.__version__} linear",
 )

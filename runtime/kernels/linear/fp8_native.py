@@ -42,5 +42,6 @@ BACKEND = LinearBackend(
     formats=("float8_e4m3fn",),
     build=FP8NativeLinear,
     reason=reason,
+    requirement="a CUDA GPU of compute capability 8.9 or newer, or a CPU",
     route=lambda device: f"torch {torch.__version__} _scaled_mm, per tensor",
 )

@@ -108,4 +108,5 @@ BACKEND = LinearBackend(
     build=Int8ConvRotLinear,
     reason=_reason,
     route=_route,
+    requirement="a CUDA GPU of compute capability 7.5 or newer, or a CPU",
 )

@@ -12,5 +12,6 @@ BACKEND = LinearBackend(
     formats=("nvfp4",),
     build=DequantisedLinear,
     reason=lambda device: "",
+    package="comfy-kitchen",
     route=lambda device: f"dequantise to the activation dtype, torch {torch.__version__} linear",
 )

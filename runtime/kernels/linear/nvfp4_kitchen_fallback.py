@@ -35,5 +35,6 @@ BACKEND = LinearBackend(
     formats=("nvfp4",),
     build=NVFP4KitchenFallbackLinear,
     reason=lambda device: "",
+    package="comfy-kitchen",
     route=lambda device: f"activations rounded to NVFP4, torch {torch.__version__} linear",
 )

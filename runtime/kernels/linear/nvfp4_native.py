@@ -94,6 +94,11 @@ BACKEND = LinearBackend(
     formats=("nvfp4",),
     build=NVFP4NativeLinear,
     reason=reason,
+    requirement=(
+        "a Blackwell GPU (compute capability 10.0 or newer) and comfy-kitchen's CUDA backend; a "
+        "CPU runs its reference"
+    ),
+    package="comfy-kitchen",
     route=lambda device: (
         "CPU reference, exact products" if device.type == "cpu" else "comfy-kitchen cuBLASLt FP4"
     ),

@@ -1,0 +1,1 @@
+"""What this machine can run: one file per kind of backend, each tried on every device."""
