@@ -1,82 +1,86 @@
-"""The web host: guards, health, and the finished videos; the pages are mounted by panels."""
+"""The web host: one application with every REST resource; the pages are mounted by panels."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Awaitable, Callable
-from typing import Any
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, PlainTextResponse, Response
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
 
-from app.session import Session
-from runtime.messages import Result
+from app import login
+from app.access import Access
+from app.console import Console
+from app.errors import Refused
+from app.guard import Guard
+from app.hosts import Hosts
+from app.log import Log
+from app.routes import ROUTES, health, metrics
+from app.share import Share
+from runtime.media.files import DiskFullError
 
-LOOPBACK = ("127.0.0.1", "localhost")
-# Gradio compiles its templates in the page, hence unsafe-eval; nothing may come from elsewhere.
-_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; "
-    "font-src 'self' data:; connect-src 'self'; frame-ancestors 'self'; object-src 'none'; "
-    "base-uri 'self'; form-action 'self'"
-)
-_HEADERS = {
-    "Content-Security-Policy": _POLICY,
-    "X-Frame-Options": "SAMEORIGIN",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+API = "/api/v1"
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_WEEK = {"Cache-Control": "public, max-age=604800"}
 
 
-def check_bind(host: str) -> None:
-    """Only this machine may connect, as there are no accounts yet; else ValueError."""
-    if host not in LOOPBACK:
-        raise ValueError(
-            f"--host {host} would open the console to the network, and it has no accounts yet; "
-            "use 127.0.0.1 and reach it through an SSH tunnel"
-        )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket (port 0: any free one); ValueError if the port is taken."""
-    try:
-        return socket.create_server((host, port))
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
-        raise ValueError(
-            f"port {port} on {host} cannot be used ({reason}); choose another with --port"
-        ) from error
-
-
-def build_host(session: Session) -> FastAPI:
-    """The application without pages. Requests of other sites and host names are refused."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
-    app.middleware("http")(_guard)
-
-    @app.get("/api/v1/health")
-    def health() -> dict[str, Any]:
-        now = session.snapshot()
-        return {"engine": now.engine, "reason": now.reason, "plan": session.plan.name}
-
-    @app.get("/api/v1/runs/{id}/video")
-    def video(id: str) -> FileResponse:
-        job = session.snapshot().job(id)
-        if job is None or not isinstance(job.last, Result) or job.last.video is None:
-            raise HTTPException(404, "no such video")
-        if not job.last.video.is_file():
-            raise HTTPException(404, f"the video is no longer in {job.folder}")
-        return FileResponse(job.last.video, media_type="video/mp4")
-
+def build_host(console: Console, access: Access, hosts: Hosts, share: Share) -> FastAPI:
+    """The application without pages: guards, sign-in, REST under /api/v1, /metrics, plotly.js."""
+    app = FastAPI(
+        title="H3 console",
+        description="Jobs, runs, media, plans and telemetry of one console. Errors are "
+        '{"detail": "one sentence"}.',
+        docs_url=None,  # both pages would load their scripts from elsewhere
+        redoc_url=None,
+        openapi_url=f"{API}/openapi.json",
+    )
+    app.add_middleware(Guard, access=access, hosts=hosts, log=Log(console.root / "console.log"))
+    app.add_exception_handler(ValueError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(DiskFullError, _full)
+    app.include_router(login.router(access, hosts))
+    app.include_router(health.router(console, access, share), prefix=API)
+    app.include_router(metrics.router(console, access.need))
+    for name in ROUTES:
+        module = importlib.import_module(f"app.routes.{name}")
+        app.include_router(module.router(console, access.need), prefix=API)
+    app.add_api_route("/assets/plotly.min.js", _plotly, include_in_schema=False)
+    app.add_api_route(
+        API + "/{path:path}", _nowhere, methods=list(_METHODS), include_in_schema=False
+    )
     return app
 
 
-async def _guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-    origin = request.headers.get("origin")
-    changes = request.method not in ("GET", "HEAD", "OPTIONS")
-    if changes and origin and origin.split("://")[-1] != request.headers.get("host"):
-        return PlainTextResponse("this request comes from another site", 403)
-    response = await answer(request)
-    response.headers.update(_HEADERS)
-    return response
+def plotly_file() -> Path:
+    """plotly.js of the installed package, which is not imported: that costs 60 MB."""
+    spec = find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise ValueError("plotly is not installed; pip install -e . brings it")
+    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
+
+
+def _plotly() -> FileResponse:
+    return FileResponse(plotly_file(), media_type="text/javascript", headers=_WEEK)
+
+
+def _nowhere(path: str) -> None:
+    raise HTTPException(404, f"there is no {API}/{path[:80]}; {API}/openapi.json lists what is")
+
+
+def _refused(_request: Request, error: Exception) -> Response:
+    status = error.status if isinstance(error, Refused) else Refused.status
+    return JSONResponse({"detail": str(error)}, status)
+
+
+def _invalid(_request: Request, error: Exception) -> Response:
+    """The first fault of a request that does not have the shape of its route."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return JSONResponse({"detail": f"{place}: {first['msg']}"}, 400)
+
+
+def _full(_request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 507)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from runtime.media.files import atomic_file
 
+TOKEN = "console.token"
+
 
 class SignedOut:
     """The sessions that were ended before their time, in a private file, until they expire."""
@@ -37,7 +39,7 @@ class SignedOut:
 
 def kept_token(root: Path) -> tuple[str, bool]:
     """The random token of a runs folder and whether it was made just now."""
-    path = root / "console.token"
+    path = root / TOKEN
     if path.exists():
         return path.read_text(encoding="ascii").strip(), False
     root.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,6 @@
+"""The REST resources: one file each, router(console, user) -> APIRouter, and its word in ROUTES.
+
+health and metrics are not in it: the host includes them with what else they need.
+"""
+
+ROUTES = ("events", "jobs", "media", "parity", "runs", "telemetry")
