@@ -52,7 +52,11 @@ function compareView(root, fail) {
     box.querySelector('thead').replaceChildren(tableHead(['', ...FIGURES.map(([, words]) => words)]));
     box.querySelector('tbody').replaceChildren(...sides.map((side) => {
       const it = found[side];
-      if (it.equal) return tableRow(side, [['bit for bit equal', 'better'], ...FIGURES.slice(1).map(() => ['', ''])]);
+      if (it.equal) {
+        const row = tableRow(side, [['equal, bit for bit', 'better']]);
+        row.querySelector('td').colSpan = FIGURES.length;
+        return row;
+      }
       return tableRow(side, FIGURES.map(([key]) => [figure(key, it[key]), it[key] === null ? 'soft' : '']));
     }));
     const said = found ? [found.reason, ...sides.map((side) => found[side].reason && side + ': ' + found[side].reason)].filter(Boolean) : ['Comparing the latents …'];

@@ -25,6 +25,7 @@
       uirevision: 'kept', autosize: true, colorway: palette(),
       paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
       margin: { l: 48, r: 12, t: 12, b: 36 }, xaxis: axis, yaxis: axis,
+      modebar: { bgcolor: 'rgba(0,0,0,0)', color: colour('soft'), activecolor: colour('accent') },
       legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, font: { color: colour('soft') } },
       hoverlabel: { bgcolor: colour('card'), bordercolor: colour('line'), font: { color: colour('ink') } },
       ...layout, ...axes,

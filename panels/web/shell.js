@@ -3,7 +3,8 @@
   let names = [], here = { tab: '', id: '' };
 
   function parse(hash) {
-    const [tab, id = ''] = hash.replace(/^#/, '').split('/').map(decodeURIComponent);
+    const [tab, id = '', other = ''] = hash.replace(/^#/, '').split('/').map(decodeURIComponent);
+    if (tab === 'compare') return { tab: 'runs', id: id + '..' + other };
     return { tab: names.includes(tab) ? tab : names[0], id };
   }
 

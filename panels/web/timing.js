@@ -152,6 +152,7 @@ function table(run) {
   const against = base && base.id !== run.id ? base : null;
   h3.write(q('.tm-base'), baseNote(run));
   q('.tm-table thead').replaceChildren(tableHead(against ? ['', 'this run', 'baseline', 'difference', ''] : ['', 'seconds']));
+  q('.tm-table').classList.toggle('narrow', !against);
   const old = Object.fromEntries(against ? against.columns : []);
   const rows = run.columns.map(([name, x]) => {
     const row = tableRow(name, against ? deltaCells(x, old[name], exact) : [[exact(x), x === null ? 'soft' : '']]);
@@ -214,6 +215,7 @@ h3.on('job', (job) => {
   const known = runs.find((r) => r.id === job.id);
   if (!known || known.state !== job.state) all(); // how far it is, the timer below follows
 }, element);
+h3.on('theme', () => { if (shownRun) draw(); }, element); // the bars have colours of the theme
 h3.on('queue', all, element);
 h3.on('reset', all, element);
 h3.on('tab', ({ tab }) => { if (tab === 'timing') { if (!h3.at().id) followed = followed || !chosen; all(); } }, element);

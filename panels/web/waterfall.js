@@ -7,6 +7,7 @@ const isBar = (s) => s.stage !== 'load' && s.stage !== 'end to end' && !PARTS.in
 
 function hover(s) {
   const lines = [s.stage + (s.step >= 0 ? ', step ' + (s.step + 1) : '') + ', rank ' + s.rank, exact(s.seconds) + ' from ' + exact(s.start)];
+  if (s.stage === 'mux') lines.push('its own seconds: decoding in between is left out');
   if (s.peak_bytes) lines.push('peak ' + h3.bytes(s.peak_bytes));
   return lines.join('<br>');
 }
@@ -76,7 +77,7 @@ function stepBars(stages, rank, base) {
     traces,
     measured: parts.map(([name]) => name),
     layout: {
-      barmode: 'stack', height: 270, showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
+      barmode: 'stack', legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, traceorder: 'normal', font: { color: h3.colour('soft') } }, height: 270, showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
       xaxis: { title: { text: 'step' }, tickformat: 'd', ...(whole.size < 20 ? { dtick: 1 } : {}) },
       yaxis: { title: { text: 'seconds' }, rangemode: 'tozero' }, uirevision: 'steps',
     },
