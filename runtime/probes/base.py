@@ -12,9 +12,8 @@ from torch import Tensor
 
 from runtime.kernels.unavailable import Unavailable
 
-FAR_OFF = (
-    0.25  # relative L2: low precision stays below it on random numbers, a wrong kernel does not
-)
+# Relative L2: four bits stay below it on random numbers, a wrong kernel does not.
+FAR_OFF = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

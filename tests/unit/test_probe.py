@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,13 +142,12 @@ def test_without_cuda_the_machine_says_why(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_gpus_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Facts(ModuleType):
-        major, minor, total_memory = 12, 0, 96 << 30
+    def facts(number: int) -> SimpleNamespace:
+        return SimpleNamespace(name=f"RTX {number}", major=12, minor=0, total_memory=96 << 30)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: Facts(f"RTX {n}"))
-    monkeypatch.setattr(Facts, "name", property(lambda self: self.__name__), raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", facts)
     found = module.devices()[1:]
     assert [d.device for d in found] == ["cuda:0", "cuda:1"]
     assert found[1] == Device(
