@@ -9,6 +9,7 @@ from typing import Any
 
 import pynvml
 
+from app import parity_runs
 from app.access import LOCAL
 from app.events import Hub
 from app.jobs import Job, JobStore
@@ -52,6 +53,7 @@ class Console:
                     shape=self._event,
                     families=families,
                     marks=self.telemetry,
+                    parity=parity_runs.run,
                     owner=LOCAL.name,
                 )
             )

@@ -61,6 +61,13 @@ def import_upload(goldens: Goldens, owner: str, name: str, stream: BinaryIO) -> 
     return stem
 
 
+def discard(collection: Path) -> None:
+    """Deletes an imported collection: it is gone at once, its bytes a little later."""
+    aside = part_of(collection)
+    os.rename(collection, aside)
+    shutil.rmtree(aside)
+
+
 @contextmanager
 def _collection(goldens: Goldens, owner: str, name: str) -> Iterator[Write]:
     """A new collection, filled by the block; it appears once every file was found good."""

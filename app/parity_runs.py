@@ -1,7 +1,7 @@
 """Runs a parity job: `launch.py parity` as a child of this console, its events as progress.
 
-In the run folder: events.jsonl grows while it runs, parity.json holds every figure once it has
-ended, frames/<case>/ the pictures of both sides.
+In the run folder: parity.jsonl grows while it runs; once it has ended parity.json says how each
+case ended, cases/<n>.json holds every figure of the n-th, frames/ the pictures of both sides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from app.jobs import Job, State
 from runtime.media.files import write_bytes_atomic, write_json_atomic
 
 ROOT = Path(__file__).parents[1]
-REPORT, EVENTS, PLAN, FRAMES = "parity.json", "events.jsonl", "plan.toml", "frames"
+REPORT, EVENTS, PLAN = "parity.json", "parity.jsonl", "plan.toml"
+CASES, FRAMES = "cases", "frames"
 MOST_AT_ONCE = 4  # cases; each loads torch
 _LOOK_SECONDS = 0.2  # between two looks at whether it was cancelled
 _REBUILD = ("-m", "runtime.parity.tiny_checkpoints")
@@ -76,7 +77,8 @@ class _Run:
 
     def all(self) -> None:
         """One child per folder of checkpoints; then the report."""
-        began, results = time.time(), []
+        began = time.time()
+        results: list[dict[str, Any]] = []
         (self._folder / EVENTS).write_bytes(b"")
         device = ""
         ordered = sorted(self._chosen, key=_place)  # stable: else as chosen
@@ -91,7 +93,10 @@ class _Run:
                 frames = result["frames"]
                 if frames and "folder" in frames:
                     frames["folder"] = f"{n}/{frames['folder']}"
-                results.append({**result, "golden": golden.id, "path": golden.path.name})
+                result |= {"golden": golden.id, "path": golden.path.name}
+                details = {"details": result.pop("details")}
+                write_json_atomic(self._folder / CASES / f"{len(results)}.json", details)
+                results.append(result)
         counts = [result["status"] for result in results]
         write_json_atomic(
             self._folder / REPORT,
