@@ -37,11 +37,13 @@ function compareView(root, fail) {
 
   function times(found) {
     const box = find('.rv-delta');
-    box.querySelector('thead').replaceChildren(tableHead(['', 'B', 'A', 'difference', '', 'B / A']));
-    const rows = [...found.times.map((t) => [t, exact]), [{ name: 'peak memory', ...found.peak_memory }, memory]];
-    box.querySelector('tbody').replaceChildren(...rows.map(([t, words]) => {
-      const ratio = t.ratio === null ? '' : t.ratio.toFixed(3) + ' ×';
-      return tableRow(t.name, [...deltaCells(t.b, t.a, words), [ratio, '']]);
+    box.querySelector('thead').replaceChildren(tableHead(['', 'A', 'B', 'difference', '', 'B / A']));
+    const all = [...found.times.map((t) => [t, exact]), [{ name: 'peak memory', ...found.peak_memory }, memory]];
+    const neither = all.filter(([t]) => t.a === null && t.b === null).map(([t]) => t.name);
+    h3.write(box.querySelector('.tm-note'), neither.length ? 'Not measured in either run: ' + neither.join(', ') + '.' : '');
+    box.querySelector('tbody').replaceChildren(...all.filter(([t]) => !neither.includes(t.name)).map(([t, words]) => {
+      const [b, a, ...difference] = deltaCells(t.b, t.a, words);
+      return tableRow(t.name, [a, b, ...difference, [t.ratio === null ? '' : t.ratio.toFixed(3) + ' ×', '']]);
     }));
   }
 

@@ -39,7 +39,7 @@
     if (!div.isConnected) { drawn.delete(div); return; }
     const [newest, shape] = drawn.get(div);
     await Plotly.react(div, newest, themed(shape), {
-      responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: '',
+      responsive: true, displaylogo: false, displayModeBar: innerWidth < 600 ? false : 'hover', showSendToCloud: false, plotlyServerURL: '',
       modeBarButtonsToRemove: ['lasso2d', 'select2d', 'autoScale2d'],
     });
   }

@@ -33,7 +33,7 @@ function waterfall(stages, by) {
       barmode: 'overlay', height: 64 + 30 * Math.max(rows.length, 2), showlegend: by === 'rank',
       margin: { l: 8, r: 12, t: by === 'rank' ? 34 : 8, b: 40 },
       yaxis: { type: 'category', categoryorder: 'array', categoryarray: rows, autorange: 'reversed', ticks: '', fixedrange: true },
-      xaxis: { title: { text: 'seconds since the request began' }, rangemode: 'tozero' },
+      xaxis: { title: { text: 'seconds since it began' }, rangemode: 'tozero' },
       uirevision: 'fall ' + by,
     },
   };
