@@ -54,7 +54,7 @@ def limit_of(golden: Golden, comparison: Comparison) -> Limit | None:
         return _video_vae(comparison, golden.header["vae_dtype"], int8="int8" in vae)
     if golden.kind == "quant":
         return _quant(comparison.name)
-    if golden.kind != "e2e" or stage in _TEXT_STAGES:
+    if golden.kind not in ("e2e", "capture") or stage in _TEXT_STAGES:
         return FP32
     return _end_to_end(golden, comparison)
 

@@ -1,13 +1,13 @@
-"""Reads the plan of `launch.py parity --plan`: its backends and dtypes, without its checkpoints.
+"""Reads the plan of `launch.py parity --plan`: its backends, dtypes and the paths of its files.
 
-A golden names the tiny checkpoints that it was captured with, so a plan whose own files are not
-on this machine can be held against it too.
+A golden names the tiny checkpoints that it was made with, so the plan's files need not be there;
+only a captured run is replayed with them.
 """
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,24 @@ def read_plan(name: str) -> Plan:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
-    table.pop("models", None)
-    return Plan(models=_NO_FILES, **{"name": path.stem, **_typed(path, table)})
+    models = _models(path, table.pop("models", {}))
+    return Plan(models=models, **{"name": path.stem, **_typed(path, table)})
 
 
-_NO_FILES = ModelFiles(dit=Path(), text_encoder=Path(), video_vae=Path(), audio_vae=Path())
+def _models(path: Path, table: dict[str, Any]) -> ModelFiles:
+    """The four files, relative to the plan; an unnamed one is an empty path."""
+    names = ("dit", "text_encoder", "video_vae", "audio_vae")
+    named = {name: path.parent / Path(table[name]).expanduser() for name in names if name in table}
+    files = ModelFiles(
+        dit=named.get("dit", Path()),
+        text_encoder=named.get("text_encoder", Path()),
+        video_vae=named.get("video_vae", Path()),
+        audio_vae=named.get("audio_vae", Path()),
+    )
+    if "deepstack_layers" not in table:
+        return files
+    first, second, third = table["deepstack_layers"]
+    return replace(files, deepstack_layers=(first, second, third))
 
 
 def _typed(path: Path, table: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,9 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
             found.append(_setting("island_rounding", plan.island_rounding, by))
         dtype = _vae_dtype(golden.header["vae_dtype"]["video"])
         found.append(_setting("video_vae", f"{dtype}, sdpa", "golden"))
+    if golden.kind == "capture" and setup.plan:
+        fields = ("dtype", "attention", "rms_rope", "island_rounding", *FORMATS, "video_vae_dtype")
+        found += [_setting(field, getattr(setup.plan, field), "plan") for field in fields]
     if golden.kind in VAE_KINDS:
         found.append(_setting("attention", vae_attention(golden, setup), by))
         dtype = _vae_dtype(golden.header["vae_dtype"])

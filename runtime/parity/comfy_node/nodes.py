@@ -17,6 +17,7 @@ from .graph import settings
 from .recorder import RecordedSampler, Recording, watch
 
 IMAGES, VIDEOS, AUDIOS = 9, 3, 3
+KIND = "capture"  # replayed with a plan's checkpoints: runtime/parity/replay/capture.py
 MODES = ("ref2va", "t2va")
 COMPUTE = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 DEFAULTS = {"sampler": "", "scheduler": "", "denoise": 1.0, "cfg": 1.0, "ref_image_size": "match"}
@@ -137,15 +138,16 @@ def _header(
     params: dict[str, Any] = {
         **DEFAULTS,
         **{k: v for k, v in told.items() if not k.startswith("shift_")},
-        "kind": "e2e",
+        "kind": KIND,
         "mode": MODES[0] if references else MODES[1],
-        "capture": "comfy_node",
         "compute": COMPUTE.get(recording.dtype, recording.dtype),
         "width": latent_w * 16,
         "height": latent_h * 16,
         "length": 5 if latent_t <= 2 else (latent_t - 2) // 5 * 17 + 5,
         "steps": recording.steps,
-        "from_prompt": "prompt" in told and len(_given(media)) == _wanted(references),
+        "from_prompt": "prompt" in told
+        and "neg" not in conditioning  # its text is not told
+        and len(_given(media)) == _wanted(references),
         "shift": [told.get("shift_video", 12.0), told.get("shift_audio", 3.0)],
         **_media_params(media),
     }
@@ -154,7 +156,7 @@ def _header(
     return {
         "case": case,
         "group": "captured",
-        "kind": "e2e",
+        "kind": KIND,
         "params": params,
         "environment": golden_file.environment(),
         "captured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -17,6 +17,12 @@ class Kind:
 
 KINDS = {
     "e2e": Kind("runtime.parity.replay.e2e", r"in/.+"),
+    "capture": Kind(
+        "runtime.parity.replay.capture",
+        r"(in|cond|decode)/.+|sigmas|init_latent/.+",
+        # without guidance the sides' own denoised are not stored; audio comes out of a VAE
+        r"decode/audio",
+    ),
     "te": Kind("runtime.parity.replay.te", r"in/.+"),
     "vae_decode": Kind("runtime.parity.replay.video_vae", r"in/.+"),
     "vae_encode": Kind("runtime.parity.replay.video_vae", r"in/.+"),
@@ -27,4 +33,4 @@ KINDS = {
     "quant": Kind("runtime.parity.replay.quant", r"\d+/(x|bias|weight|\w+/weight\w*)"),
     "layout": Kind("runtime.parity.replay.layout", r"layout_\d+/rows"),
 }
-NO_CHECKPOINTS = ("schedules", "quant", "layout")
+NO_CHECKPOINTS = ("schedules", "quant", "layout", "capture")

@@ -55,24 +55,19 @@ MODES = ("t2va", "ref2va", "fl2va", "guide")
 
 def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Free, then (on the CPU) staged. Unsupported names a mode, sampler or schedule."""
-    case = _Case(golden, checkpoints, setup)
+    case = Case(golden, checkpoints, setup)
     return [*case.free(), *(case.staged() if setup.staged else ())]
 
 
-class _Case:
-    """One golden with its models."""
+class Case:
+    """One golden with its models: the tiny checkpoints that it names."""
 
     def __init__(self, golden: Golden, checkpoints: Path, setup: Setup) -> None:
         self.golden, self.params, self.setup = golden, golden.params, setup
-        self.device = device = setup.device
+        self.device = setup.device
         _require("mode", self.params["mode"], MODES)
         _require("sampler", self.params["sampler"], SAMPLERS)
-        _require("scheduler", self.params["scheduler"], SCHEDULERS)
-        checkpoint = denoiser(golden, checkpoints)
-        self.model, _ = load_denoiser(checkpoint, plan_of(golden, checkpoint, setup), device)
-        self.text = load_text_encoder(golden, checkpoints, device)
-        self.video_vae = self._video_vae(checkpoints)
-        self.audio_vae = _audio_vae(checkpoints, self.params, device)
+        self._load(checkpoints)
         self.frames = frame_count(self.params["length"])
         self.target = TargetShape(
             latent_t=latent_frames(self.frames),
@@ -84,6 +79,15 @@ class _Case:
         self.shifts = Shifts(video=float(video), audio=float(audio))
         self.seed: int = self.params["seed"]
         self.cfg = float(self.params.get("cfg", 1.0))
+
+    def _load(self, checkpoints: Path) -> None:
+        golden, device = self.golden, self.device
+        checkpoint = denoiser(golden, checkpoints)
+        plan = plan_of(golden, checkpoint, self.setup)
+        self.model, _ = load_denoiser(checkpoint, plan, device)
+        self.text = load_text_encoder(golden, checkpoints, device)
+        self.video_vae = self._video_vae(checkpoints)
+        self.audio_vae = _audio_vae(checkpoints, self.params, device)
 
     # ---- free
 
@@ -183,6 +187,8 @@ class _Case:
         for name, value in found.items():
             stage = "text refiner" if name == "context_refined" else "layout"
             yield from self._stored(run, stage, f"layout/{side}/{name}", value)
+        if "layout" not in self.golden.header:  # a capture cannot see it
+            return
         want = self.golden.header["layout"][side]["segments"]
         got = [[s.start, s.stop, s.kind] for s in layout.segments]
         yield compare(
@@ -197,12 +203,7 @@ class _Case:
         params = self.params
         noise = draw_noise(self.target, self.seed)
         yield from self._pair("free", "noise", "noise", noise)
-        sigmas = sigmas_for(
-            params["scheduler"],
-            params["steps"],
-            self.shifts.video,
-            float(params.get("denoise", 1.0)),
-        )
+        sigmas = self._sigmas()
         yield from self._stored("free", "schedule", "sigmas", sigmas)
         found: dict[str, Tensor] = {}
         modules = _ModuleTaps(self)
@@ -239,6 +240,12 @@ class _Case:
         yield from self._pair("free", "final", "final_x0", x0)
         yield from self._decode("free", final)
 
+    def _sigmas(self) -> Tensor:
+        params = self.params
+        _require("scheduler", params["scheduler"], SCHEDULERS)
+        denoise = float(params.get("denoise", 1.0))
+        return sigmas_for(params["scheduler"], params["steps"], self.shifts.video, denoise)
+
     def _start(self) -> Latents | None:
         if "init_latent/video" not in self.golden:
             return None
@@ -271,7 +278,7 @@ class _Case:
         sides: dict[str, Side] = {}
         for side in ("pos", "neg"):
             if f"cond/{side}/context" in self.golden:
-                yield from staged_text(self.golden, side, self.text)
+                yield from self._staged_text(side)
                 yield from self._side("staged", side, self._stored_conditioning(side), sides)
         yield from self._staged_steps(sides)
         if "final/video" in self.golden:
@@ -280,6 +287,9 @@ class _Case:
         start = self._start()
         if start is not None:
             yield from self._pair("staged", "start", "init_latent", start)
+
+    def _staged_text(self, side: str) -> Iterator[Comparison]:
+        yield from staged_text(self.golden, side, self.text)
 
     def _stored_conditioning(self, side: str) -> Conditioning:
         golden = self.golden
@@ -450,7 +460,7 @@ class _Case:
 class _ModuleTaps:
     """Captures the denoiser's modules in the positive evaluation of the golden's module step."""
 
-    def __init__(self, case: _Case) -> None:
+    def __init__(self, case: Case) -> None:
         self.case, self.step = case, case.params.get("module_step", -1)
         self._captured: Captured = {}
 

@@ -69,6 +69,12 @@ def compare_text(
     got[f"cond/{side}/context"] = context.context
     got[f"cond/{side}/token_tags"] = context.token_tags
     want = golden.names & got.keys()
+    found = [
+        compare(name, got[name], golden.tensor(name), run="free", stage=_stage(name))
+        for name in sorted(want, key=_order)
+    ]
+    if "tokens" not in golden.header:  # a capture cannot see them
+        return found
     tokens = compare(
         f"tokens/{side}",
         _as_numbers([_described(t) for t in context.tokens]),
@@ -76,10 +82,6 @@ def compare_text(
         run="free",
         stage=TOKENS,
     )
-    found = [
-        compare(name, got[name], golden.tensor(name), run="free", stage=_stage(name))
-        for name in sorted(want, key=_order)
-    ]
     return [tokens, *found]
 
 

@@ -1,0 +1,110 @@
+"""Replay of a run that the ComfyUI node recorded, with the checkpoints that a plan names.
+
+Free: from the prompt and the references where the capture has them, else from its conditioning.
+Staged, on any device: each step from the recorded state, as a free run of a real model drifts away
+from two roundings alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from runtime.checkpoints import open_checkpoint
+from runtime.h3.audio_vae import load_audio_vae
+from runtime.h3.denoise import Side
+from runtime.h3.load import DTYPES, load_denoiser
+from runtime.h3.text import TextEncoder
+from runtime.h3.video_vae import load_video_vae
+from runtime.kernels.attention import load_attention
+from runtime.messages import Plan
+from runtime.parity.golden import Golden
+from runtime.parity.metrics import Comparison, Unsupported
+from runtime.parity.replay.e2e import Case
+from runtime.parity.setup import Setup
+
+SIDES = ("pos", "neg")
+_FORMATS = {"nvfp4": "nvfp4", "fp8": "float8_e4m3fn"}  # plan field -> stored format
+
+
+def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
+    """Free, then staged. Unsupported if the plan names no checkpoints or another dtype."""
+    case = _Capture(golden, checkpoints, setup)
+    return [*case.free(), *case.staged()]
+
+
+class _Capture(Case):
+    """A captured run; `checkpoints` is not looked at."""
+
+    def _load(self, checkpoints: Path) -> None:
+        del checkpoints
+        plan, device = _plan(self.golden, self.setup), self.device
+        files, dtype = plan.models, DTYPES[plan.video_vae_dtype]
+        dit = open_checkpoint(files.dit, "dit")
+        self.model, _ = load_denoiser(dit, plan, device)
+        _complete(self.golden, plan, {quant.format for quant in dit.layers.values()})
+        self.video_vae, _ = load_video_vae(
+            open_checkpoint(files.video_vae, "video_vae"),
+            device=device,
+            dtype=dtype,
+            attend=load_attention(plan.attention, device, dtype),
+            int8=plan.int8,
+        )
+        self.audio_vae, _ = load_audio_vae(
+            open_checkpoint(files.audio_vae, "audio_vae"), device=device
+        )
+        if self.params["from_prompt"]:
+            self.text = TextEncoder(
+                open_checkpoint(files.text_encoder, "text_encoder"),
+                device=device,
+                deepstack_layers=files.deepstack_layers,
+            )
+
+    def free(self) -> Iterator[Comparison]:
+        """From the prompt, or from the conditioning where prompt or references are missing."""
+        if self.params["from_prompt"]:
+            yield from super().free()
+            return
+        sides: dict[str, Side] = {}
+        for side in self._sides():
+            yield from self._side("free", side, self._stored_conditioning(side), sides)
+        yield from self._sampling(sides)
+
+    def _sigmas(self) -> Tensor:
+        """The schedule by its name, where the graph told it; else the recorded one."""
+        return super()._sigmas() if self.params["scheduler"] else self.golden.tensor("sigmas")
+
+    def _staged_text(self, side: str) -> Iterator[Comparison]:
+        """A capture stores nothing inside the text encoder."""
+        yield from ()
+
+    def _sides(self) -> list[str]:
+        return [side for side in SIDES if f"cond/{side}/context" in self.golden]
+
+
+def _plan(golden: Golden, setup: Setup) -> Plan:
+    plan = setup.plan
+    if plan is None or not plan.models.dit.name:
+        raise Unsupported("a captured run names no checkpoints; give --plan with its [models]")
+    if plan.dtype != golden.params["compute"]:
+        raise Unsupported(
+            f"the run was captured in {golden.params['compute']} and plan {plan.name} computes in "
+            f"{plan.dtype}"
+        )
+    return replace(plan, device=setup.device.type)
+
+
+def _complete(golden: Golden, plan: Plan, formats: set[str]) -> None:
+    """What decides the limits, told as the other goldens tell it: formats, quantised activations.
+
+    ComfyUI does not tell the node; the plan is held to be the run's twin.
+    """
+    native = any(
+        stored in formats and getattr(plan, field).endswith("_native")
+        for field, stored in _FORMATS.items()
+    )
+    golden.params |= {"dit": " ".join(sorted(formats)), "native_quant": native}
+    golden.header["vae_dtype"] = {"video": str(DTYPES[plan.video_vae_dtype])}
