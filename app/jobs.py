@@ -39,6 +39,12 @@ class JobStore:
         """Lets another console use the folder; may be called again."""
         self._db.close()
 
+    def __enter__(self) -> JobStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # ---- reading
 
     def get(self, id: str) -> Job | None:

@@ -39,7 +39,7 @@ RATE = 32000
 
 
 def plan(name: str = "fake", *, models: str = "none.safetensors") -> Plan:
-    """A plan of the fake family; `name` "broken" cannot be loaded."""
+    """A plan of the fake family; `name` "broken" cannot be loaded, "long load" takes a minute."""
     file = Path(models)
     files = ModelFiles(dit=file, text_encoder=file, video_vae=file, audio_vae=file)
     return Plan(name=name, models=files, family="fake", device="cpu", dtype="fp32", threads=1)
@@ -55,6 +55,8 @@ def load(plan: Plan, *, progress: Callable[[str, int, int], None]) -> FakePipeli
     """The family's entry."""
     for done in range(3):
         progress("load", done, 2)
+    if plan.name == "long load":
+        time.sleep(60)
     if plan.name == "broken":
         raise ValueError("dit.safetensors is truncated: 12 bytes are missing; download it again")
     return FakePipeline(plan)
@@ -81,7 +83,7 @@ class FakePipeline:
         cancelled: Callable[[], bool],
         clock: StageClock,
     ) -> Result:
-        """Obeys: fail, crash, hold, full (disk), slow; anything else just runs."""
+        """Obeys: fail, crash, full (disk), slow, latents; anything else just runs."""
         import torch
 
         from runtime.h3.preview import shown_milliseconds, write_webp
@@ -120,10 +122,13 @@ class FakePipeline:
             if order == "full":
                 Path("/dev/full").write_bytes(b"x")
             video = stripes(request, out / "result.mp4") if media else None
+        latents = out / "latents.safetensors" if order == "latents" else None
+        if latents is not None:
+            latents.write_bytes(b"latents")
         return Result(
             request_id=request.id,
             video=video,
-            latents=None,
+            latents=latents,
             stages=(),
             peak_memory_bytes=0,
             record=out / "record.json",

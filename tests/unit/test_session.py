@@ -2,207 +2,400 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from app import presets
-from app.session import MAX_WAITING, Job, Session, Snapshot
-from runtime.messages import Failure, Plan, Reference, Result
+from app.console import Console
+from app.errors import Missing, TooMany, WrongState
+from app.jobs import Job, JobStore
+from app.session import MOST_OF_ONE
+from runtime.messages import Plan, Ref2VARequest, Reference
 from tests import fakes
+from tests.consoles import at_step, demo_plan, ended, fake_console, until
 
-
-def demo_plan() -> Plan:
-    """The fake family under the demo's files, which preflight looks for."""
-    return replace(presets.load_plan(presets.find("plans", "cpu")), family="fake")
-
-
-def until(session: Session, met: Callable[[Snapshot], bool], seconds: float = 30.0) -> Snapshot:
-    """The first snapshot that meets the condition."""
-    deadline = time.monotonic() + seconds
-    now = session.snapshot()
-    while not met(now):
-        assert time.monotonic() < deadline, now
-        now = session.wait(now.version, 0.5)
-    return now
-
-
-def ended(session: Session, id: str) -> Job:
-    """The job of a request, once it has ended."""
-    job = until(session, lambda now: bool((j := now.job(id)) and j.ended)).job(id)
-    assert job is not None
-    return job
+PLAN = demo_plan()
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    root = tmp_path_factory.mktemp("runs")
-    with Session(demo_plan(), root=root, families=fakes.FAMILIES) as session:
-        until(session, lambda now: now.engine == "ready")
-        yield session
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    with fake_console(tmp_path_factory.mktemp("runs")) as console:
+        yield console
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Session]:
-    with Session(demo_plan(), root=tmp_path, families=fakes.FAMILIES) as session:
-        until(session, lambda now: now.engine == "ready")
-        yield session
+def own(shared: Console) -> Iterator[Console]:
+    """The shared console for a test that pauses, kills or fills it; left as it was found."""
+    until(lambda: not shared.jobs.queue())
+    yield shared
+    shared.session.pause(False)
+    for job in shared.jobs.queue():
+        shared.session.cancel(job.id)
+    until(lambda: not shared.jobs.queue())
 
 
-def test_a_request_ends_with_a_video_and_a_complete_run_folder(shared: Session) -> None:
-    shared.submit(fakes.request(id="whole"))
-    job = ended(shared, "whole")
-    assert job.state == "done" and isinstance(job.last, Result)
-    names = {path.name for path in job.folder.iterdir()}
-    assert {"request.toml", "plan.toml", "events.jsonl", "run.json", "result.mp4"} <= names
-    assert not [name for name in names if name.endswith(".part")]
-    record = json.loads((job.folder / "run.json").read_text())
-    assert record["state"] == "done" and record["engine"]["resolved"]["plan"] == "cpu"
-    assert record["notes"][0]["text"] == "0 references"
-    assert record["stages"][-1]["stage"] == "end to end"
+def put(console: Console, prompt: str = "a calm sea", plan: Plan = PLAN, **fields: Any) -> Job:
+    """One job in the queue."""
+    return console.session.enqueue("local", fakes.request(prompt, **fields), (plan,))[0]
 
 
-def test_the_written_request_can_be_run_again(shared: Session) -> None:
-    request = fakes.request('again "quoted"', id="again")
-    shared.submit(request)
-    folder = ended(shared, "again").folder
-    assert presets.load_request(folder / "request.toml", id="again") == request
-    assert presets.load_plan(folder / "plan.toml") == shared.plan
+def engine_pid(console: Console) -> int:
+    ready = until(lambda: console.session.engine_state().ready)
+    return int(ready.resolved["pid"])
 
 
-def test_events_are_lines_in_the_order_they_came(shared: Session) -> None:
-    shared.submit(fakes.request(id="lines"))
-    folder = ended(shared, "lines").folder
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert events[-1]["event"] == "Result"
-    assert [e["done"] for e in events if e.get("stage") == "denoise" and "done" in e] == [
-        1,
-        2,
-        3,
-        4,
-    ]
+def record(console: Console, id: str) -> dict[str, Any]:
+    text = (console.root / id / "run.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
-def test_requests_run_one_after_another_in_order(shared: Session) -> None:
-    order = []
-    for id in ("one", "two", "three"):
-        shared.submit(fakes.request(id=id))
-    now = shared.snapshot()
-    while len(order) < 3:
-        running = [j.request.id for j in now.jobs if j.state == "running"]
-        assert len(running) <= 1
-        order += [id for id in running if id not in order]
-        now = shared.wait(now.version, 5)
-    assert order == ["one", "two", "three"]
-    ended(shared, "three")
+# ---- a run and its folder
 
 
-def test_the_version_changes_only_when_something_does(shared: Session) -> None:
-    until(shared, lambda now: now.engine == "ready")
-    version = shared.snapshot().version
-    assert shared.wait(version, 0.1).version == version
-    shared.submit(fakes.request(id="version"))
-    assert shared.snapshot().version > version
-    ended(shared, "version")
+def test_a_request_ends_with_a_video_and_a_complete_run_folder(shared: Console) -> None:
+    job = ended(shared, put(shared).id)
+    assert job.state == "done" and job.reason == "" and job.created <= job.started <= job.ended
+    names = {path.name for path in (shared.root / job.id).iterdir()}
+    assert names == {
+        "request.toml",
+        "plan.toml",
+        "events.jsonl",
+        "run.json",
+        "result.json",
+        "result.mp4",
+        "preview.webp",
+        "telemetry.jsonl",
+    }
+    written = record(shared, job.id)
+    assert written["state"] == "done" and written["engine"]["resolved"]["plan"] == "cpu"
+    assert written["notes"][0]["text"] == "0 references"
+    assert written["stages"][-1]["stage"] == "end to end"
 
 
-def test_a_running_request_can_be_cancelled_and_the_next_one_runs(shared: Session) -> None:
-    shared.submit(fakes.request("slow", id="stop", steps=50))
-    until(shared, lambda now: bool((j := now.job("stop")) and j.done == 1))
-    shared.cancel("stop")
-    assert ended(shared, "stop").state == "cancelled"
-    shared.submit(fakes.request(id="after"))
-    assert ended(shared, "after").state == "done"
+def test_the_sidecar_says_what_the_mp4_carries(shared: Console) -> None:
+    job = ended(shared, put(shared, "sidecar").id)
+    sidecar = json.loads((shared.root / job.id / "result.json").read_text(encoding="utf-8"))
+    assert set(sidecar) == {"request", "plan", "resolved", "notes"}
+    assert sidecar["request"]["prompt"] == "sidecar" and sidecar["request"]["id"] == job.id
+    assert sidecar["resolved"]["plan"] == "cpu" and sidecar["notes"][0] == "0 references"
 
 
-def test_a_waiting_request_can_be_cancelled_and_never_runs(shared: Session) -> None:
-    shared.submit(fakes.request("slow", id="first"))
-    shared.submit(fakes.request(id="second"))
-    shared.cancel("second")
-    ended(shared, "first")
-    job = ended(shared, "second")
-    assert job.state == "cancelled" and not job.folder.exists()
+def test_the_written_request_can_be_run_again(shared: Console) -> None:
+    job = ended(shared, put(shared, 'again "quoted"').id)
+    folder = shared.root / job.id
+    assert presets.load_request(folder / "request.toml", id=job.id) == job.request
+    assert presets.load_plan(folder / "plan.toml") == PLAN
 
 
-def test_a_cancel_in_the_same_breath_as_the_submit_is_not_lost(shared: Session) -> None:
+def test_events_are_lines_in_the_order_they_came(shared: Console) -> None:
+    job = ended(shared, put(shared).id)
+    lines = (shared.root / job.id / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert (events[0]["event"], events[-1]["event"]) == ("Ready", "Result")
+    steps = [e["done"] for e in events if e["event"] == "Progress" and e["stage"] == "denoise"]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_telemetry_of_the_run_has_its_marks(shared: Console) -> None:
+    job = ended(shared, put(shared).id)
+    text = (shared.root / job.id / "telemetry.jsonl").read_text()
+    marks = [line for line in map(json.loads, text.splitlines()) if "mark" in line]
+    assert [mark["mark"] for mark in marks if mark["kind"] == "stage"] == ["text encode", "denoise"]
+
+
+def test_latents_that_are_not_kept_go_once_the_mp4_is_written(shared: Console) -> None:
+    def run(keep: bool) -> Job:
+        request = fakes.request("latents")
+        jobs = shared.session.enqueue("local", request, (PLAN,), keep_latents=keep)
+        return ended(shared, jobs[0].id)
+
+    kept, dropped = run(True), run(False)
+    assert (shared.root / kept.id / "latents.safetensors").is_file()
+    assert not (shared.root / dropped.id / "latents.safetensors").exists()
+    assert (shared.root / dropped.id / "result.mp4").is_file()
+    written = record(shared, dropped.id)
+    assert written["result"]["latents"] is None
+    assert written["notes"][-1]["text"] == "latents removed once the mp4 was written"
+
+
+# ---- the queue
+
+
+def test_fifty_jobs_of_five_clients_at_once_all_end_in_order_and_run_once(own: Console) -> None:
+    def client(name: str) -> None:
+        for n in range(10):
+            request = fakes.request(f"{name} {n}", steps=1, frames=5, width=32, height=32)
+            own.session.enqueue(name, request, (PLAN,))
+
+    threads = [threading.Thread(target=client, args=(f"u{n}",)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: not own.jobs.queue(), 120)
+    made = [own.jobs.list(owner=f"u{n}") for n in range(5)]
+    jobs = sorted(itertools.chain(*made), key=lambda job: job.position)
+    assert len(jobs) == 50 and {job.state for job in jobs} == {"done"}
+    times = [(job.started, job.ended) for job in jobs]
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
+    for job in jobs:
+        events = (own.root / job.id / "events.jsonl").read_text()
+        assert events.count('"event": "Result"') == 1
+
+
+def test_a_b_halves_run_one_after_the_other_on_their_plans(shared: Console) -> None:
+    plans = (PLAN, demo_plan("other"))
+    halves = shared.session.enqueue("local", fakes.request("slow", steps=1), plans)
+    assert halves[0].group == halves[1].group != ""
+    assert halves[1].position == halves[0].position + 1
+    for half, plan in zip(halves, ("cpu", "other"), strict=True):
+        assert ended(shared, half.id).state == "done"
+        assert record(shared, half.id)["engine"]["resolved"]["plan"] == plan
+    put(shared)
+
+
+def test_a_paused_queue_finishes_what_runs_and_begins_nothing(own: Console) -> None:
+    first, second = put(own, "slow", steps=2), put(own)
+    at_step(own, first.id, 1)
+    own.session.pause(True)
+    assert ended(own, first.id).state == "done"
+    time.sleep(0.3)
+    assert own.jobs.need(second.id).state == "queued"
+    own.session.pause(False)
+    assert ended(own, second.id).state == "done"
+
+
+def test_a_waiting_job_can_be_edited_moved_and_duplicated(own: Console) -> None:
+    own.session.pause(True)
+    first, second = put(own), put(own)
+    edited = own.session.edit(second.id, request=fakes.request("rain", id="x"))
+    assert edited.request is not None
+    assert (edited.request.prompt, edited.request.id) == ("rain", second.id)
+    own.session.move(second.id, first.id)
+    copy = own.session.duplicate(second.id)
+    assert (copy.parent, copy.attempt) == (second.id, 1) and copy.request is not None
+    assert [job.id for job in own.jobs.queue()] == [second.id, first.id, copy.id]
+    own.session.pause(False)
+    assert ended(own, copy.id).state == "done"
+    assert record(own, second.id)["request"]["prompt"] == "rain"
+
+
+def test_a_running_request_can_be_cancelled_and_the_next_one_runs(shared: Console) -> None:
+    slow = put(shared, "slow", steps=50)
+    at_step(shared, slow.id, 1)
+    began = time.monotonic()
+    assert shared.session.cancel(slow.id).state in ("cancelling", "cancelled")
+    job = ended(shared, slow.id)
+    assert time.monotonic() - began < 1.5  # one step takes half a second
+    assert (job.state, job.reason) == ("cancelled", "") and job.done < 5
+    assert ended(shared, put(shared).id).state == "done"
+
+
+def test_a_waiting_request_can_be_cancelled_and_never_runs(shared: Console) -> None:
+    slow, waiting = put(shared, "slow", steps=2), put(shared)
+    assert shared.session.cancel(waiting.id).state == "cancelled"
+    ended(shared, slow.id)
+    assert not (shared.root / waiting.id).exists()
+    with pytest.raises(WrongState, match="is cancelled already"):
+        shared.session.cancel(waiting.id)
+
+
+def test_a_cancel_in_the_same_breath_as_the_start_is_not_lost(shared: Console) -> None:
     for n in range(5):
-        shared.submit(fakes.request("slow", id=f"quick{n}", steps=20))
+        job = put(shared, "slow", steps=20)
         time.sleep(0.003 * n)
-        shared.cancel(f"quick{n}")
-        assert ended(shared, f"quick{n}").state == "cancelled"
+        shared.session.cancel(job.id)
+        assert ended(shared, job.id).state == "cancelled"
 
 
-def test_a_failed_request_tells_stage_and_reason_and_the_engine_stays(shared: Session) -> None:
-    shared.submit(fakes.request("fail", id="bad"))
-    job = ended(shared, "bad")
-    assert job.state == "failed" and isinstance(job.last, Failure)
-    assert "non-finite" in job.last.reason
-    assert (
-        json.loads((job.folder / "run.json").read_text())["failure"]["stage"] == "denoise, step 2"
-    )
-    assert until(shared, lambda now: now.engine == "ready").reason == ""
+def test_a_cancel_while_the_plan_loads_ends_the_load_at_once(own: Console) -> None:
+    job = put(own, plan=demo_plan("long load"))
+    until(lambda: own.session.engine_state().stage == "load")
+    own.session.cancel(job.id)
+    assert ended(own, job.id, 5).state == "cancelled"
+    assert record(own, job.id)["failure"]["stage"] == "load"
+    assert ended(own, put(own).id).state == "done"
 
 
-def test_too_many_waiting_requests_are_refused(shared: Session) -> None:
-    shared.submit(fakes.request("slow", id="long", steps=50))
-    until(shared, lambda now: bool((j := now.job("long")) and j.state == "running"))
-    for n in range(MAX_WAITING):
-        shared.submit(fakes.request(id=f"wait{n}"))
-    with pytest.raises(ValueError, match="8 requests are waiting already; wait for one"):
-        shared.submit(fakes.request(id="over"))
-    for n in range(MAX_WAITING):
-        shared.cancel(f"wait{n}")
-    shared.cancel("long")
-    ended(shared, "long")
+# ---- failures
 
 
-def test_a_bad_request_is_refused_before_it_is_queued(shared: Session, tmp_path: Path) -> None:
-    fake = tmp_path / "text.png"
-    fake.write_text("not a picture")
-    reference = Reference(kind="image", path=fake)
-    with pytest.raises(ValueError, match=r"text\.png"):
-        shared.submit(fakes.request(id="refused", references=(reference,)))
-    assert shared.snapshot().job("refused") is None
+def test_a_failed_request_tells_stage_and_reason_and_the_engine_stays(shared: Console) -> None:
+    pid = engine_pid(shared)
+    job = ended(shared, put(shared, "fail").id)
+    assert job.state == "failed" and "non-finite" in job.reason
+    assert record(shared, job.id)["failure"]["stage"] == "denoise, step 2"
+    assert ended(shared, put(shared).id).state == "done" and engine_pid(shared) == pid
 
 
-def test_a_killed_engine_interrupts_the_job_and_the_next_one_restarts_it(own: Session) -> None:
-    own.submit(fakes.request("slow", id="killed"))
-    now = until(own, lambda now: bool((j := now.job("killed")) and j.done == 2))
-    assert now.ready is not None
-    os.kill(int(now.ready.resolved["pid"]), signal.SIGKILL)
-    job = ended(own, "killed")
-    assert job.state == "interrupted" and isinstance(job.last, Failure)
-    assert job.last.reason.startswith("rank 0 died (exit code -9")
-    assert json.loads((job.folder / "run.json").read_text())["state"] == "interrupted"
-    own.submit(fakes.request(id="next"))
-    assert ended(own, "next").state == "done"
+def test_a_killed_engine_interrupts_its_job_and_the_next_one_starts_it_again(own: Console) -> None:
+    job, waiting = put(own, "slow"), put(own)
+    at_step(own, job.id, 2)
+    os.kill(engine_pid(own), signal.SIGKILL)
+    killed = ended(own, job.id)
+    assert killed.state == "interrupted"
+    assert killed.reason.startswith("rank 0 died (exit code -9")
+    assert (killed.stage, killed.done, killed.total) == ("denoise", 2, 4)
+    assert record(own, job.id)["state"] == "interrupted"
+    assert ended(own, waiting.id).state == "done"
 
 
-def test_an_engine_that_cannot_load_fails_the_request_with_its_reason(tmp_path: Path) -> None:
-    plan = replace(demo_plan(), name="broken")
-    with Session(plan, root=tmp_path, families=fakes.FAMILIES) as session:
-        session.submit(fakes.request(id="r"))
-        job = ended(session, "r")
-        assert job.state == "failed" and isinstance(job.last, Failure)
-        assert job.last.reason.startswith("dit.safetensors is truncated")
-        assert session.snapshot().engine == "failed"
+def test_an_interrupted_job_is_run_anew_only_when_asked(own: Console) -> None:
+    job = put(own, "slow")
+    at_step(own, job.id, 1)
+    os.kill(engine_pid(own), signal.SIGKILL)
+    ended(own, job.id)
+    assert own.jobs.queue() == ()  # nothing is retried by itself
+    again = own.session.retry(job.id)
+    assert (again.parent, again.attempt) == (job.id, 2) and again.id != job.id
+    assert again.request == replace(job.request or fakes.request(), id=again.id)
+    assert ended(own, again.id).state == "done"
+    with pytest.raises(WrongState, match="is done; duplicate it"):
+        own.session.retry(again.id)
 
 
-def test_closing_ends_the_rank_and_cancels_what_runs(tmp_path: Path) -> None:
-    session = Session(demo_plan(), root=tmp_path, families=fakes.FAMILIES)
-    session.submit(fakes.request("slow", id="open", steps=50))
-    now = until(session, lambda now: bool((j := now.job("open")) and j.done == 1))
-    assert now.ready is not None
-    session.close()
-    session.close()
-    assert not psutil.pid_exists(int(now.ready.resolved["pid"]))
-    assert session.snapshot().engine == "closed"
+def test_an_engine_that_dies_idle_is_noticed_and_started_again(own: Console) -> None:
+    ended(own, put(own).id)
+    until(lambda: own.session.engine_state().state == "ready")
+    os.kill(engine_pid(own), signal.SIGKILL)
+    status = until(lambda: s if (s := own.session.engine_state()).state == "failed" else None)
+    assert "died while nothing ran" in status.reason
+    assert ended(own, put(own).id).state == "done"
+
+
+def test_a_plan_that_cannot_load_fails_only_its_job(own: Console) -> None:
+    bad, good = put(own, plan=demo_plan("broken")), put(own)
+    job = ended(own, bad.id)
+    assert job.state == "failed" and job.reason.startswith("dit.safetensors is truncated")
+    assert record(own, job.id)["failure"]["stage"] == "load"
+    assert ended(own, good.id).state == "done"
+
+
+def test_a_run_folder_that_cannot_be_made_fails_the_job_and_the_queue_goes_on(
+    own: Console,
+) -> None:
+    own.session.pause(True)
+    blocked, good = put(own), put(own)
+    (own.root / blocked.id).write_text("in the way")
+    own.session.pause(False)
+    job = ended(own, blocked.id)
+    assert job.state == "failed" and blocked.id in job.reason
+    assert ended(own, good.id).state == "done"
+
+
+# ---- refusals
+
+
+def test_too_many_waiting_jobs_of_one_user_are_refused(own: Console) -> None:
+    own.session.pause(True)
+    for _ in range(MOST_OF_ONE):
+        own.session.enqueue("mia", fakes.request(), (PLAN,))
+    with pytest.raises(TooMany, match="100 of your jobs wait already and at most 100 may"):
+        own.session.enqueue("mia", fakes.request(), (PLAN,))
+    own.session.enqueue("tom", fakes.request(), (PLAN,))
+    assert own.jobs.waiting("mia") == 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prompt": "x" * 7001}, "may have 7,000 characters, this one has 7,001; shorten it"),
+        ({"negative_prompt": "x" * 7001}, "shorten it"),
+        (
+            {"references": (Reference(kind="image", path=Path("/nowhere.png")),)},
+            "nowhere.png",
+        ),
+    ],
+)
+def test_a_bad_request_is_refused_before_it_is_queued(
+    shared: Console, fields: dict[str, Any], words: str
+) -> None:
+    before = len(shared.jobs.list())
+    request = Ref2VARequest(**({"id": "r", "prompt": "a"} | fields))
+    with pytest.raises(ValueError, match=words):
+        shared.session.enqueue("local", request, (PLAN,))
+    assert len(shared.jobs.list()) == before
+
+
+def test_a_missing_model_file_is_refused_before_it_is_queued(shared: Console) -> None:
+    models = replace(PLAN.models, dit=Path("/nowhere.safetensors"))
+    with pytest.raises(ValueError, match=r"needs /nowhere\.safetensors, which is not there"):
+        put(shared, plan=replace(PLAN, models=models))
+
+
+def test_unload_frees_the_engine_and_waits_for_no_running_job(own: Console) -> None:
+    ended(own, put(own).id)
+    pid = engine_pid(own)
+    own.session.unload()
+    until(lambda: own.session.engine_state().state == "unloaded")
+    assert not psutil.pid_exists(pid)
+    job = put(own, "slow")
+    at_step(own, job.id, 1)
+    with pytest.raises(WrongState, match="is running; wait for it or cancel it first"):
+        own.session.unload()
+
+
+def test_a_deleted_job_takes_its_folder_along_and_a_running_one_stays(own: Console) -> None:
+    job = ended(own, put(own).id)
+    own.session.remove(job.id)
+    assert not (own.root / job.id).exists()
+    with pytest.raises(Missing):
+        own.jobs.need(job.id)
+    slow = put(own, "slow")
+    at_step(own, slow.id, 1)
+    with pytest.raises(WrongState, match="cancel it before it is deleted"):
+        own.session.remove(slow.id)
+
+
+# ---- the end and the next start
+
+
+def test_closing_interrupts_what_runs_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    with fake_console(tmp_path) as first:
+        running, waiting = put(first, "slow", steps=50), put(first)
+        at_step(first, running.id, 1)
+        pid = engine_pid(first)
+    first.close()
+    assert not psutil.pid_exists(pid)
     with pytest.raises(ValueError, match="the console is closing"):
-        session.submit(fakes.request(id="late"))
+        put(first)
+    with fake_console(tmp_path) as second:
+        job = second.jobs.need(running.id)
+        assert job.state == "interrupted" and "the console was stopped" in job.reason
+        assert ended(second, waiting.id).state == "done"
+
+
+def test_runs_of_the_command_line_are_adopted_once(tmp_path: Path) -> None:
+    with fake_console(tmp_path) as first:
+        id = ended(first, put(first, "made elsewhere").id).id
+    for name in ("console.sqlite3", "console.sqlite3-wal", "console.sqlite3-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with JobStore(tmp_path) as jobs:
+        jobs.paused = True
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "run.json").write_text('{"state": "of something else"}')
+    for _ in range(2):
+        with fake_console(tmp_path) as console:
+            (job,) = console.jobs.list()
+            assert (job.id, job.state, job.owner) == (id, "done", "local")
+            assert job.request is not None and job.request.prompt == "made elsewhere"
+            waiting = put(console)  # of the adopted run's class, in a paused queue
+            assert console.session.forecasts()[waiting.id].eta is not None
+            console.session.remove(waiting.id)
+
+
+def test_a_second_console_in_the_same_folder_is_refused(own: Console) -> None:
+    with pytest.raises(ValueError, match="another console"):
+        fake_console(own.root)

@@ -1,0 +1,52 @@
+"""Consoles over the fake family, and waiting for what they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from app import presets
+from app.console import Console
+from app.jobs import Job
+from runtime.messages import Plan
+from tests import fakes
+
+T = TypeVar("T")
+
+
+def demo_plan(name: str = "cpu") -> Plan:
+    """The fake family under the demo's files, which preflight looks for."""
+    plan = presets.load_plan(presets.find("plans", "cpu"))
+    return replace(plan, family="fake", name=name, threads=1)
+
+
+def fake_console(root: Path) -> Console:
+    """A console whose engine is the fake family."""
+    return Console(root, demo_plan(), families=fakes.FAMILIES)
+
+
+def until(met: Callable[[], T | None], seconds: float = 30.0) -> T:
+    """The first true answer."""
+    deadline = time.monotonic() + seconds
+    while not (answer := met()):
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)
+    return answer
+
+
+def ended(console: Console, id: str, seconds: float = 30.0) -> Job:
+    """The job, once nothing more will happen to it."""
+    return until(lambda: job if (job := console.jobs.need(id)).over else None, seconds)
+
+
+def at_step(console: Console, id: str, step: int) -> Job:
+    """The job, once it has done so many steps."""
+
+    def there() -> Job | None:
+        job = console.jobs.need(id)
+        return job if job.over or (job.stage == "denoise" and job.done >= step) else None
+
+    return until(there)
