@@ -14,6 +14,7 @@ from app.access import LOCAL
 from app.events import Hub
 from app.jobs import Job, JobStore
 from app.media import MediaLibrary
+from app.planning import Planning
 from app.session import Session
 from app.shapes import job_event
 from app.telemetry import Telemetry
@@ -57,6 +58,7 @@ class Console:
                     owner=LOCAL.name,
                 )
             )
+            self.planning = Planning(root, self.jobs, self.hub, self.telemetry, self.session)
             self._opened = opened.pop_all()
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from runtime.media.files import DiskFullError
+
 
 class Database:
     """<root>/console.sqlite3; every method may be called from any thread.
@@ -57,7 +59,7 @@ class Database:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, all or nothing; may be entered again by the thread that is in it.
 
-        OSError if the disk does not take it.
+        DiskFullError, or another OSError, if the disk does not take it.
         """
         with self.lock:
             if self._connection.in_transaction:
@@ -68,9 +70,9 @@ class Database:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                raise OSError(
-                    f"{self.path} cannot be written ({error}); make room on its disk"
-                ) from error
+                if "full" in str(error):
+                    raise DiskFullError(self.path) from error
+                raise OSError(f"{self.path} cannot be written: {error}") from error
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")

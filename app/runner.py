@@ -44,7 +44,7 @@ class Runner:
         history: History,
         *,
         families: Mapping[str, str],
-        marks: Marks | None,
+        marks: Marks,
     ) -> None:
         self._jobs = jobs
         self._hub = hub
@@ -133,11 +133,16 @@ class Runner:
             reason = "the engine died while nothing ran; it is started again for the next job"
             self._tell(replace(self._status, state="failed", reason=reason, ready=None))
 
+    def complain(self, reason: str) -> None:
+        """Shows what hinders the queue where pages look for it."""
+        self._tell(replace(self._status, reason=reason))
+
     def run(self, job: Job) -> None:
         """Runs a claimed "generate" job until its folder and the store say how it ended."""
         assert job.request is not None, "only generate jobs are run here"
         self._live = Live(id=job.id)
         last: Result | Failure
+        began = time.time()
         try:
             record = Run(self._root / job.id, job.request, job.plan)
             last = self._load_for(job) or self._generate(job, record)
@@ -150,6 +155,7 @@ class Runner:
                 pids=engine.pids if engine is not None else (),
                 keep_latents=job.keep_latents,
             )
+            reason = reason or self._save_telemetry(job, began)
         except (OSError, ValueError) as error:  # the run folder cannot be written
             last = Failure(request_id=job.id, stage="record", reason=str(error))
             state, reason = "failed", str(error)
@@ -162,7 +168,7 @@ class Runner:
                 self._jobs.update(id, **changes)
                 break
             except OSError as error:
-                self._tell(replace(self._status, reason=str(error)))
+                self.complain(str(error))
                 if self._stopping.wait(1.0):
                     return  # the next start finds it in the run folder
         self._live = None
@@ -191,9 +197,9 @@ class Runner:
         engine, ready = self._engine, self._status.ready
         assert engine is not None and job.request is not None and ready is not None
         began = time.time()
-        self._tell(replace(self._status, state="busy"))
+        self._tell(replace(self._status, state="busy", reason=""))
         self._live = Live(id=job.id, stage="start", began=began, stage_began=began)
-        self._mark(f"run on {job.plan.name}", "run", job.id)
+        self._marks.mark(f"run on {job.plan.name}", "run", job.id)
         record.add(ready)
         last: Result | Failure | None = None
         for event in engine.generate(job.request, out=record.folder):
@@ -202,14 +208,20 @@ class Runner:
             if isinstance(event, Result | Failure):
                 last = event
         assert last is not None, "the last event of an engine is Result or Failure"
-        self._mark("run ends", "run", job.id)
-        if self._marks is not None:
-            self._marks.save(record.folder / records.TELEMETRY, began, time.time())
+        self._marks.mark("run ends", "run", job.id)
         if engine.alive:
             self._tell(replace(self._status, state="ready"))
         else:
             self._tell(replace(self._status, state="failed", reason=_reason(last)))
         return last
+
+    def _save_telemetry(self, job: Job, began: float) -> str:
+        """Writes the run's slice; why it could not, which makes no run fail."""
+        try:
+            self._marks.save(self._root / job.id / records.TELEMETRY, began, time.time())
+        except OSError as error:
+            return f"the telemetry of this run is not kept: {error}"
+        return ""
 
     def _fold(self, job: Job, event: Event) -> None:
         live = self._live
@@ -218,7 +230,7 @@ class Runner:
         if isinstance(event, Progress):
             self._jobs.progress(job.id, event.stage, event.done, event.total)
             if event.stage != live.stage:
-                self._mark(event.stage, "stage", job.id)
+                self._marks.mark(event.stage, "stage", job.id)
         elif isinstance(event, Preview):
             url = f"/api/v1/runs/{job.id}/preview?step={event.step}"
             told = {"id": job.id, "step": event.step, "url": url}
@@ -253,10 +265,6 @@ class Runner:
         if moved_on or now - self._published >= _PUBLISH_SECONDS:
             self._published = now
             self._hub.publish("engine", engine_json(status))
-
-    def _mark(self, text: str, kind: str, id: str) -> None:
-        if self._marks is not None:
-            self._marks.mark(text, kind, id)
 
 
 ParityRun = Callable[

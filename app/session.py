@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
 import threading
 import time
@@ -15,13 +16,14 @@ from app import media, preflight, recovery, runs
 from app.announcer import Announcer, Publisher, Shape
 from app.errors import TooMany, WrongState
 from app.forecast import Forecast, forecasts
-from app.history import History
+from app.history import History, Typical
 from app.jobs import Job, JobStore
 from app.live import EngineStatus, Live
 from app.runner import Marks, ParityRun, Runner
 from runtime.families import FAMILIES
 from runtime.messages import Plan, Ref2VARequest
 
+_LOG = logging.getLogger(__name__)
 MOST_OF_ONE, MOST_OF_ALL = 100, 500  # jobs that wait
 MOST_CHARACTERS = 7000  # of a prompt
 _LOOK_SECONDS = 1.0  # between two looks at an idle engine
@@ -38,10 +40,10 @@ class Session:
         plan: Plan,
         *,
         shape: Shape,
+        marks: Marks,
+        parity: ParityRun,
         owner: str,
         families: Mapping[str, str] = FAMILIES,
-        marks: Marks | None = None,
-        parity: ParityRun | None = None,
     ) -> None:
         """Settles what a killed console left, then loads `plan` unless a job waits already.
 
@@ -85,6 +87,10 @@ class Session:
     def forecasts(self) -> dict[str, Forecast]:
         """For every open job."""
         return forecasts(self._jobs, self._history, self._runner)
+
+    def typical(self, request: Ref2VARequest, plan: Plan) -> Typical | None:
+        """What our done runs of this shape and plan took; None without one."""
+        return self._history.typical(request, plan)
 
     # ---- putting in
 
@@ -208,10 +214,15 @@ class Session:
         while (job := self._take()) is not None:
             self._tell_queue()
             self._announcer.job(job.id)
-            if job.kind == "parity":
-                self._run_parity(job)
-            else:
-                self._runner.run(job)
+            try:
+                if job.kind == "parity":
+                    self._run_parity(job)
+                else:
+                    self._runner.run(job)
+            except Exception as error:  # a fault of ours in one job may not end the queue
+                _LOG.exception("job %s", job.id)
+                reason = f"the console failed: {type(error).__name__}: {error}"
+                self._runner.settle(job.id, state="failed", reason=reason, ended=time.time())
             self._tell_queue()
             self._poke()
         self._runner.unload("closed")
@@ -228,12 +239,21 @@ class Session:
                     return None
             if unloading:
                 self._runner.unload()
-            if poked and (job := self._jobs.claim()) is not None:
+            if poked and (job := self._claim()) is not None:
                 return job
             self._runner.look()
 
+    def _claim(self) -> Job | None:
+        """The next job; while the disk takes nothing none is begun, and the engine says why."""
+        try:
+            return self._jobs.claim()
+        except OSError as error:
+            self._runner.complain(str(error))
+            time.sleep(_LOOK_SECONDS)
+            self._poke()
+            return None
+
     def _run_parity(self, job: Job) -> None:
-        assert self._parity is not None, "enqueue_parity is only called where parity is wired"
         self._runner.unload()  # its memory is needed; nothing runs beside a job
 
         def progress(stage: str, done: int, total: int) -> None:
