@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app import memory, preflight
 from app.estimate import FileFound, Need, Phase, ReferencePlan, Verdict
@@ -33,28 +33,24 @@ def vram(plan: Plan, machine: Machine, phases: tuple[Phase, ...], past: Past) ->
     if plan.device != "cuda":
         return Need(what="VRAM", verdict="fits", reason="This plan runs on the CPU.")
     needed, source = _needed(phases, past, outside=memory.CONTEXT_BYTES)
-    known = {"needed": needed, "source": source, "phases": phases}
+    told = Need(
+        what="VRAM", verdict="unknown", reason="", needed=needed, source=source, phases=phases
+    )
     if not machine.gpus:
         why = machine.reason or "none is reported"
         reason = f"This plan needs a CUDA GPU, and there is none to be seen here ({why})."
-        return Need(what="VRAM", verdict="no", reason=reason, **known)
+        return replace(told, verdict="no", reason=reason)
     gpu = machine.gpus[0]
     if needed is None:
         reason = "What it needs is not known before its files and references can be read."
-        return Need(what="VRAM", verdict="unknown", reason=reason, total=gpu.total)
+        return replace(told, reason=reason, total=gpu.total)
     if gpu.total is None:
         reason = f"It needs about {gib(needed)}; the memory of {gpu.name} is not reported."
-        return Need(what="VRAM", verdict="unknown", reason=reason, **known)
+        return replace(told, reason=reason)
     free = gpu.total - _others(gpu, machine)
     verdict = _verdict(needed, free)
-    return Need(
-        what="VRAM",
-        verdict=verdict,
-        reason=_sentence(verdict, needed, _has(gpu, gpu.total - free), free),
-        available=free,
-        total=gpu.total,
-        **known,
-    )
+    reason = _sentence(verdict, needed, _has(gpu, gpu.total - free), free)
+    return replace(told, verdict=verdict, reason=reason, available=free, total=gpu.total)
 
 
 def ram(

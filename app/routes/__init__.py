@@ -3,4 +3,4 @@
 health and metrics are not in it: the host includes them with what else they need.
 """
 
-ROUTES = ("doctor", "events", "jobs", "media", "parity", "runs", "telemetry")
+ROUTES = ("doctor", "events", "jobs", "media", "parity", "plans", "runs", "telemetry")

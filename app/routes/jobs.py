@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app import browse, presets, records
+from app import browse, records
 from app.access import User, UserDependency
 from app.console import Console
 from app.errors import Forbidden
@@ -16,7 +16,6 @@ from app.jobs import ENDED, Job, Kind, State
 from app.live import engine_json
 from app.shapes import RequestJson, job_json, request_json, request_of, several
 from app.stored import plain
-from runtime.messages import Plan
 
 
 class _Strict(BaseModel):
@@ -24,11 +23,12 @@ class _Strict(BaseModel):
 
 
 class Enqueue(_Strict):
-    """One request on one plan, or on several: an A/B."""
+    """One request on one plan, or on several: an A/B. force: also if it cannot fit on the GPU."""
 
     request: RequestJson
     plans: list[str] = Field(min_length=1, max_length=8)
     keep_latents: bool = True
+    force: bool = False
 
 
 class Change(_Strict):
@@ -49,7 +49,7 @@ def router(console: Console, user: UserDependency) -> APIRouter:
     """The routes; every one answers 404 for the job of another user."""
     routes = APIRouter(prefix="/jobs", tags=["jobs"])
     asked = Depends(user)
-    session, store = console.session, console.jobs
+    session, store, plans = console.session, console.jobs, console.planning.plans
 
     def shown(job: Job, who: User) -> dict[str, Any]:
         return job_json(console, job, who)
@@ -85,8 +85,11 @@ def router(console: Console, user: UserDependency) -> APIRouter:
     def enqueue(body: Enqueue, who: User = asked) -> dict[str, Any]:
         """Checks and enqueues; 429 when too many wait."""
         request = request_of(console, who, body.request)
-        plans = tuple(_plan(console, name) for name in body.plans)
-        added = session.enqueue(who.name, request, plans, keep_latents=body.keep_latents)
+        chosen = tuple(plans.get(name) for name in body.plans)
+        if not body.force:
+            for plan in chosen:
+                console.planning.check_memory(request, plan)
+        added = session.enqueue(who.name, request, chosen, keep_latents=body.keep_latents)
         return {"jobs": [shown(job, who) for job in added]}
 
     @routes.post("/queue")
@@ -124,7 +127,7 @@ def router(console: Console, user: UserDependency) -> APIRouter:
         browse.own(console, who, id)
         if body.request is not None or body.plan is not None:
             request = None if body.request is None else request_of(console, who, body.request)
-            plan = None if body.plan is None else _plan(console, body.plan)
+            plan = None if body.plan is None else plans.get(body.plan)
             session.edit(id, request=request, plan=plan)
         if "before" in body.model_fields_set:
             session.move(id, body.before, owner=None if who.admin else who.name)
@@ -156,16 +159,6 @@ def router(console: Console, user: UserDependency) -> APIRouter:
         return {"deleted": id}
 
     return routes
-
-
-def _plan(console: Console, name: str) -> Plan:
-    """A plan by its name only: a page may not name files of this machine."""
-    if name == console.session.plan.name:
-        return console.session.plan
-    known = presets.names("plans")
-    if name not in known:
-        raise ValueError(f"there is no plan {name[:40]!r}; there are {', '.join(known)}")
-    return presets.load_plan(presets.find("plans", name))
 
 
 def _need_admin(who: User, what: str) -> None:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app import browse, parity_runs, presets, records
+from app import browse, parity_runs, records
 from app.access import User, UserDependency
 from app.console import Console
 from app.errors import Forbidden, Missing, TooLarge
@@ -19,7 +19,6 @@ from app.golden_imports import MOST_BYTES, discard, import_folder, import_upload
 from app.goldens import Golden, Goldens, facts_of
 from app.job import Job
 from app.shapes import job_json
-from runtime.messages import Plan
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -100,7 +99,7 @@ def _add_runs(routes: APIRouter, console: Console, goldens: Goldens, asked: Any)
         for golden in goldens.get(who, body.goldens):
             if problem := golden.problem or _missing(golden):
                 raise ValueError(f"{golden.id} cannot be run: {problem}")
-        plan = _plan(console, body.plan) if body.plan else console.session.plan
+        plan = console.planning.plans.get(body.plan) if body.plan else console.session.plan
         task = {"goldens": list(dict.fromkeys(body.goldens)), "as_captured": not body.plan}
         job = console.session.enqueue_parity(who.name, plan, task)
         return {"job": job_json(console, job, who)}
@@ -137,15 +136,6 @@ def _add_runs(routes: APIRouter, console: Console, goldens: Goldens, asked: Any)
             raise Missing(f"case {number} of run {id} has no pictures")
         name = f"{parity_runs.FRAMES}/{frames['folder']}/{side}_{frame:04d}.png"
         return FileResponse(_file(console, job, name), headers=_UNCHANGING)
-
-
-def _plan(console: Console, name: str) -> Plan:
-    if name == console.session.plan.name:
-        return console.session.plan
-    if name not in presets.names("plans"):  # a page may not name files of this machine
-        known = ", ".join(presets.names("plans"))
-        raise ValueError(f"there is no plan {name[:40]!r}; there are {known}")
-    return presets.load_plan(presets.find("plans", name))
 
 
 def _own(console: Console, who: User, id: str) -> Job:

@@ -1,0 +1,93 @@
+"""What a plan can be changed in: every field with its allowed values and one line of help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from runtime.messages import Plan
+
+Choice = Literal["attention", "linear", "rms_rope", ""]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanField:
+    """values: allowed ones, () for a number or a backend. section: of the probe that lists them."""
+
+    name: str
+    title: str
+    help: str
+    values: tuple[str, ...] = ()
+    section: Choice = ""
+    kind: Literal["choice", "whole number", "switch"] = "choice"
+    default: Any = None
+
+
+def plan_fields() -> tuple[PlanField, ...]:
+    """In the order of an editor; model files and the name are apart."""
+    defaults = {field.name: field.default for field in fields(Plan)}
+    return tuple(
+        PlanField(
+            name=name,
+            title=title,
+            help=help,
+            values=values,
+            section=section,
+            kind=kind,
+            default=defaults[name],
+        )
+        for name, title, values, section, kind, help in _FIELDS
+    )
+
+
+_Row = tuple[str, str, tuple[str, ...], Choice, Literal["choice", "whole number", "switch"], str]
+_FIELDS: tuple[_Row, ...] = (
+    ("device", "Device", ("cuda", "cpu"), "", "choice", "Where the models run."),
+    (
+        "dtype",
+        "Compute type",
+        ("bf16", "fp32"),
+        "",
+        "choice",
+        "Of the denoiser; fp32 takes twice the memory.",
+    ),
+    ("attention", "Attention", (), "attention", "choice", "Of the denoiser and the video VAE."),
+    ("nvfp4", "NVFP4 layers", (), "linear", "choice", "How layers stored as NVFP4 are computed."),
+    ("fp8", "FP8 layers", (), "linear", "choice", "How layers stored as FP8 are computed."),
+    ("int8", "INT8 layers", (), "linear", "choice", "How layers stored as INT8 are computed."),
+    ("rms_rope", "q/k norm and rotation", (), "rms_rope", "choice", "Step by step or in one go."),
+    (
+        "island_rounding",
+        "Island rounding",
+        ("comfy", "keep"),
+        "",
+        "choice",
+        "comfy: fp32 layers of a quantised file are rounded as ComfyUI does; keep: they are not.",
+    ),
+    (
+        "video_vae_dtype",
+        "Video VAE type",
+        ("fp16", "fp32"),
+        "",
+        "choice",
+        "ComfyUI takes fp16; fp32 takes about seven times as long.",
+    ),
+    ("vae_blend", "VAE tile blending", ("raw_tails",), "", "choice", "As ComfyUI 0.33 blends."),
+    (
+        "text_encoder",
+        "Text encoder",
+        ("resident", "stream"),
+        "",
+        "choice",
+        "resident: stays in memory between requests; stream: loaded for each prompt.",
+    ),
+    ("threads", "CPU threads", (), "", "whole number", "Of a rank; 0 leaves it to PyTorch."),
+    (
+        "kernel_times",
+        "Times of kernels",
+        (),
+        "",
+        "switch",
+        "Attention, GEMM and the rest of each step are timed apart.",
+    ),
+)

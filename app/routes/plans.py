@@ -1,0 +1,199 @@
+"""/api/v1/presets, /plans, /backends, /preflight: what can be chosen, and whether it will run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, ConfigDict
+
+from app import presets, records, stored
+from app.access import User, UserDependency
+from app.console import Console
+from app.errors import Forbidden
+from app.planning import Planning
+from app.shapes import RequestJson, request_of
+from runtime.messages import ModelFiles, Plan
+
+_FILES = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ModelsJson(_Strict):
+    """Paths of this machine, absolute or beginning with ~."""
+
+    dit: str
+    text_encoder: str
+    video_vae: str
+    audio_vae: str
+    tokenizer: str | None = None
+    deepstack_layers: tuple[int, int, int] | list[int] | None = None
+
+
+class PlanJson(_Strict):
+    """A plan as the editor sends it; what is left out has the default of Plan."""
+
+    models: ModelsJson
+    family: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    attention: str | None = None
+    nvfp4: str | None = None
+    fp8: str | None = None
+    int8: str | None = None
+    rms_rope: str | None = None
+    island_rounding: str | None = None
+    video_vae_dtype: str | None = None
+    vae_blend: str | None = None
+    text_encoder: str | None = None
+    threads: int | None = None
+    kernel_times: bool | None = None
+
+
+class Preflight(_Strict):
+    """One request and the plan it would run with: a name, or an unsaved one of the editor."""
+
+    request: RequestJson
+    plan: str | PlanJson
+
+
+def router(console: Console, user: UserDependency) -> APIRouter:
+    """The routes; only an admin sees folders of this machine, and only an admin saves."""
+    routes = APIRouter(tags=["plans"])
+    planning = console.planning
+    asked = Depends(user)
+    _add_plans(routes, planning, asked)
+
+    @routes.get("/presets")
+    def requests(who: User = asked) -> dict[str, Any]:
+        """The requests that ship with the program."""
+        names = presets.names("requests")
+        loaded = {n: presets.load_request(presets.find("requests", n), id=n) for n in names}
+        return {
+            "presets": [
+                {"name": name, "request": stored.plain(request)}
+                for name, request in loaded.items()
+                if not request.references
+            ]
+        }
+
+    @routes.get("/backends")
+    def backends(who: User = asked) -> dict[str, Any]:
+        """Every backend and layout of this machine, as far as it has been probed."""
+        return planning.backends()
+
+    @routes.post("/backends/probe", status_code=202)
+    def probe(who: User = asked) -> dict[str, Any]:
+        """Asks this machine again; an event "backends" tells when it is done."""
+        _need_admin(who, "probe this machine")
+        planning.probe()
+        return planning.backends()
+
+    @routes.post("/preflight")
+    def preflight(body: Preflight, who: User = asked) -> dict[str, Any]:
+        """EstimateJson of one request; takes as long as reading its references."""
+        request = request_of(console, who, body.request)
+        if isinstance(body.plan, str):
+            plan = planning.plans.get(body.plan)
+        else:
+            _need_admin(who, "check a plan that is not saved")
+            plan = plan_of(body.plan, "edited")
+        found = asdict(planning.estimate(request, plan)) | {"plan": plan.name}
+        return found if who.admin else _without_folders(found, request.references, plan)
+
+    return routes
+
+
+def _add_plans(routes: APIRouter, planning: Planning, asked: Any) -> None:
+    plans = planning.plans
+
+    @routes.get("/plans")
+    def listed(who: User = asked) -> dict[str, Any]:
+        """Every plan with its fields; one whose file is damaged has a problem instead."""
+        return {"plans": [_entry(planning, name, who) for name in plans.names()]}
+
+    @routes.get("/plans/{name}")
+    def one(name: str, who: User = asked) -> dict[str, Any]:
+        """A plan with its fields."""
+        plans.get(name)
+        return _entry(planning, name, who)
+
+    @routes.put("/plans/{name}")
+    def save(name: str, body: PlanJson, who: User = asked) -> dict[str, Any]:
+        """Saves a plan under a name that no preset has."""
+        _need_admin(who, "save a plan")
+        plans.save(name, plan_of(body, name))
+        return _entry(planning, name, who)
+
+    @routes.delete("/plans/{name}")
+    def delete(name: str, who: User = asked) -> dict[str, Any]:
+        """Deletes a saved plan; jobs keep the plan that they were queued with."""
+        _need_admin(who, "delete a plan")
+        plans.delete(name)
+        return {"deleted": name}
+
+
+def plan_of(body: PlanJson, name: str) -> Plan:
+    """The plan; ValueError names the field that is refused."""
+    values = body.model_dump(exclude_none=True, exclude={"models"})
+    files = body.models.model_dump(exclude_none=True)
+    layers = files.pop("deepstack_layers", None)
+    if layers is not None:
+        if len(layers) != 3:
+            raise ValueError(f"deepstack_layers must be three whole numbers, got {len(layers)}")
+        files["deepstack_layers"] = tuple(layers)
+    for part in _FILES:
+        if part in files:
+            files[part] = _path(part, files[part])
+    return Plan(name=name, models=ModelFiles(**files), **values)
+
+
+def _path(part: str, text: str) -> Path:
+    path = presets.user_path(text)
+    if not path.is_absolute():
+        raise ValueError(f"{part} must be an absolute path or begin with ~, got {text[:80]!r}")
+    return path
+
+
+def _entry(planning: Planning, name: str, who: User) -> dict[str, Any]:
+    origin = planning.plans.names().get(name, "session")
+    entry: dict[str, Any] = {"name": name, "origin": origin, "fields": None, "problem": ""}
+    try:
+        plan = {"plan": stored.plain(planning.plans.get(name))}
+    except (ValueError, OSError) as error:
+        return entry | {"problem": str(error)}
+    fields = (plan if who.admin else records.without_folders(plan))["plan"]
+    return entry | {"fields": fields}
+
+
+def _without_folders(
+    found: dict[str, Any], references: tuple[Any, ...], plan: Plan
+) -> dict[str, Any]:
+    """The estimate for somebody who shall not see this machine's folders: files by name only."""
+    for file in found["files"]:
+        file["path"] = file["name"]
+    paths = [getattr(plan.models, part) for part in _FILES]
+    paths += [p for r in references for p in (r.path, r.soundtrack)]
+    folders = {str(path.parent) + "/" for path in paths if path is not None}
+    return _replaced(found, sorted(folders, key=len, reverse=True))
+
+
+def _replaced(value: Any, folders: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(entry, folders) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(entry, folders) for entry in value]
+    if isinstance(value, str):
+        for folder in folders:
+            value = value.replace(folder, "")
+    return value
+
+
+def _need_admin(who: User, what: str) -> None:
+    if not who.admin:
+        raise Forbidden(f"only an admin may {what}")
