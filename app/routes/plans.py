@@ -163,12 +163,14 @@ def _path(part: str, text: str) -> Path:
 def _entry(planning: Planning, name: str, who: User) -> dict[str, Any]:
     origin = planning.plans.names().get(name, "session")
     entry: dict[str, Any] = {"name": name, "origin": origin, "fields": None, "problem": ""}
+    entry["demo"] = False
     try:
-        plan = {"plan": stored.plain(planning.plans.get(name))}
+        found = planning.plans.get(name)
     except (ValueError, OSError) as error:
         return entry | {"problem": str(error)}
+    plan = {"plan": stored.plain(found)}
     fields = (plan if who.admin else records.without_folders(plan))["plan"]
-    return entry | {"fields": fields}
+    return entry | {"fields": fields, "demo": presets.is_demo(found)}
 
 
 def _without_folders(

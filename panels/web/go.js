@@ -71,6 +71,7 @@ h3.on('tab', ({ tab }) => { if (tab === 'generate') preflightSoon(); }, element)
 h3.draft.bind(element);
 fillPlans();
 draw();
+performance.mark('h3-ready'); // from here on the form can be used
 preflight();
 h3.plans.refresh().catch((error) => say(error.message));
 h3.on('reset', () => h3.plans.refresh().catch((error) => say(error.message)), element);

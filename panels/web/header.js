@@ -69,6 +69,7 @@ function lights() {
 
 q('.theme').addEventListener('click', h3.toggleTheme);
 q('.bell').addEventListener('click', async () => { await h3.notify(!h3.notifying()); lights(); });
+q('.out').addEventListener('click', async () => { await fetch('/logout', { method: 'POST' }); location.assign('/'); });
 q('.bell').hidden = !('Notification' in window);
 h3.on('tab', mark, element);
 h3.on('jobs', engine, element);

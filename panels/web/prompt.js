@@ -31,7 +31,7 @@ function choose() {
 // The banner of the demo model follows the chosen plan.
 function demo() {
   const plan = (h3.plans.get() || []).find((one) => one.name === h3.draft.get().plan);
-  q('.demo-banner').hidden = !(plan && /\/presets\/demo\//.test(plan.fields.models.dit));
+  q('.demo-banner').hidden = !(plan && plan.demo);
 }
 
 h3.fill(preset, props.value.presets.map((one) => one.name), '', 'Start from a preset');
