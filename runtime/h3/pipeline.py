@@ -141,20 +141,27 @@ class Pipeline:
             )
         reports.append(report)
 
-        def text_encoder() -> TextEncoder:
+        def text_encoder(check: Callable[[], None]) -> TextEncoder:
+            told = tell("text encoder")
+
+            def progress(done: int, total: int) -> None:
+                check()
+                told(done, total)
+
             with _naming(files.text_encoder):
                 return TextEncoder(
                     text,
                     device=self.device,
                     deepstack_layers=files.deepstack_layers,
-                    progress=tell("text encoder"),
+                    progress=progress,
                 )
 
-        self._text_encoder: Callable[[], TextEncoder] = text_encoder
+        # `check` raises Cancelled: a request that streams the encoder stops between two tensors
+        self._text_encoder: Callable[[Callable[[], None]], TextEncoder] = text_encoder
         if plan.text_encoder == "resident":
-            resident = text_encoder()
+            resident = text_encoder(lambda: None)
             reports.append(resident.load)
-            self._text_encoder = lambda: resident
+            self._text_encoder = lambda check: resident
         self.cache = EncodeCache(CACHE_BYTES)
         self.load_seconds = time.perf_counter() - started
         loading = sum(r.seconds for r in reports)
@@ -271,7 +278,7 @@ class Pipeline:
         plan, files = self.plan, self.plan.models
         encoders = Encoders(
             tokenizer=self.tokenizer,
-            text=self._text_encoder,
+            text=partial(self._text_encoder, job.check),
             text_identity=str(files.text_encoder),
             video_vae=self.video_vae,
             video_vae_identity=f"{files.video_vae} {plan.video_vae_dtype}",
@@ -424,7 +431,7 @@ class Pipeline:
         plan, device = self.plan, self.device
         formats = {layer.format for layer in self.dit_layers.values()}
         resolved = {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),  # its own type would load torch where it is unpickled
             "comfy-kitchen": importlib.metadata.version("comfy-kitchen"),
             "kitchen backends": ", ".join(
                 name for name, s in comfy_kitchen.list_backends().items() if s.get("available")
