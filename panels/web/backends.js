@@ -1,0 +1,112 @@
+// The left side of Backends: machine, layouts, and a card per backend with what is known of it.
+function backendsView(root, fail) {
+  const q = (s) => root.querySelector(s);
+  const SECTIONS = { attention: 'Attention', linear: 'Linear layers', rms_rope: 'q/k norm and rotation' };
+  const FORMATS = { nvfp4: 'NVFP4', fp8: 'FP8', int8: 'INT8' };
+
+  function pair(list, name, value) {
+    if (!value) return;
+    list.append(h3.make('dt', '', name), h3.make('dd', '', value));
+  }
+
+  function machine(found) {
+    const facts = q('.ly-facts'), m = found.machine;
+    facts.replaceChildren();
+    if (!m) return;
+    const gpus = found.devices.filter((d) => d.device !== 'cpu');
+    pair(facts, gpus.length > 1 ? 'GPUs' : 'GPU', gpus.length
+      ? gpus.map((d) => `${d.name}, ${h3.bytes(d.memory_bytes)}, compute ${d.capability}`).join('; ')
+      : `none: ${m.no_cuda}`);
+    pair(facts, 'Processor', `${m.cpu}, ${m.cores} cores`);
+    pair(facts, 'PyTorch', [m.torch, m.cuda && `CUDA ${m.cuda}`, m.cudnn && `cuDNN ${m.cudnn}`].filter(Boolean).join(', '));
+    pair(facts, 'comfy-kitchen', found.kitchen && found.kitchen.version);
+    pair(facts, 'Driver', m.driver);
+  }
+
+  function layouts(found) {
+    q('.ly-layouts').replaceChildren(...found.layouts.map((one) => {
+      const row = h3.make('li', 'ly-layout', '', h3.make('span', 'ly-layout-name', one.name));
+      row.append(mark(one.available, one.available ? 'available' : 'not here'));
+      if (one.reason) row.append(h3.make('span', 'ly-reason', one.reason));
+      return row;
+    }));
+  }
+
+  function mark(good, words) {
+    const node = h3.make('span', 'pill', words);
+    node.dataset.verdict = good ? 'fits' : '';
+    return node;
+  }
+
+  // What a backend does on one device: its route, or the reason why it cannot run.
+  function device(one) {
+    const row = h3.make('li', 'ly-device', '', h3.make('span', 'ly-where', one.device === 'cpu' ? 'CPU' : one.device));
+    row.append(mark(one.available, one.available ? 'available' : 'not here'));
+    row.append(h3.make('span', 'ly-reason', one.available ? one.route : one.reason));
+    if (one.deviation !== null) row.append(h3.make('span', 'ly-deviation', `trial: ${one.deviation.toPrecision(2)} relative to fp32`));
+    return row;
+  }
+
+  function here(state) {
+    const node = h3.make('span', 'pill', state.text);
+    node.dataset.verdict = { good: 'fits', bad: 'no' }[state.verdict] || '';
+    return node;
+  }
+
+  function card(one) {
+    const head = h3.make('div', 'ly-name-row', '', h3.make('span', 'ly-backend-name', one.name));
+    if (FORMATS[one.field]) head.append(h3.make('span', 'ly-format', FORMATS[one.field]));
+    if (one.known && one.known.lossy) {
+      const lossy = h3.make('span', 'pill', 'lossy');
+      lossy.dataset.verdict = 'tight';
+      lossy.title = one.known.lossy;
+      head.append(lossy);
+    }
+    const node = h3.make('article', 'ly-backend', '', head);
+    node.dataset.name = one.name;
+    if (one.known) node.append(h3.make('p', 'ly-words', one.known.help + (one.known.lossy ? ` Lossy: ${one.known.lossy}.` : '')));
+    node.append(h3.make('ul', 'ly-devices', '', ...one.devices.map(device)));
+    const list = h3.make('dl', 'ly-facts');
+    pair(list, 'Needs', one.requirement);
+    pair(list, 'Package', one.version ? `${one.package} ${one.version}` : `${one.package}, not installed`);
+    if (one.known) {
+      pair(list, 'Validated', `CPU goldens: ${word(one.known.cpu)}; one H200: ${word(one.known.h200)}`);
+    }
+    node.append(list);
+    if (one.here) {
+      const row = h3.make('div', 'ly-here', '', h3.make('span', 'ly-where', 'On this machine'), here(one.here));
+      if (one.here.last) row.append(h3.make('span', 'ly-reason', 'last ' + h3.when(one.here.last)));
+      node.append(row);
+    }
+    return node;
+  }
+
+  const word = (text) => (text === '-' || !text ? 'none' : text);
+
+  function draw(found) {
+    machine(found);
+    layouts(found);
+    h3.write(q('.ly-when'), found.running ? 'probing …' : found.probed ? 'probed ' + h3.when(found.probed) : 'not probed yet');
+    q('.ly-again').disabled = found.running || !(h3.session && h3.session.admin);
+    const wait = q('.ly-wait');
+    wait.hidden = !!found.machine;
+    h3.write(wait, found.running ? 'Every backend is tried on every device. This takes some seconds.'
+      : 'This machine is probed as soon as no job runs.');
+    if (found.reason) fail(found.reason);
+    const problems = found.problems || [];
+    q('.ly-problems').hidden = !problems.length;
+    q('.ly-problems').replaceChildren(...problems.map((text) => h3.make('li', '', text)));
+    q('.ly-sections').replaceChildren(...Object.entries(SECTIONS).filter(([key]) => found[key].length).map(([key, title]) => (
+      h3.make('div', 'ly-section', '', h3.make('h3', 'ly-title', title), h3.make('div', 'ly-grid', '', ...found[key].map(card))))));
+  }
+
+  q('.ly-again').addEventListener('click', async () => {
+    try {
+      fail('');
+      draw(await h3.api('/backends/probe', { method: 'POST' }));
+    } catch (error) {
+      fail(error.message);
+    }
+  });
+  return { draw };
+}

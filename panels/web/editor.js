@@ -1,0 +1,193 @@
+// The plan editor of Backends: fields with their help, what differs from the plan begun with, save.
+function editorView(root) {
+  const q = (s) => root.querySelector(s);
+  const FILES = { dit: 'Denoiser', text_encoder: 'Text encoder', video_vae: 'Video VAE', audio_vae: 'Audio VAE', tokenizer: 'Tokenizer folder (built in if empty)' };
+  const known = h3.state('layout') || {};
+  let found = null, plans = [], base = null, values = null;
+
+  const admin = () => !!(h3.session && h3.session.admin);
+  const named = (name) => plans.find((plan) => plan.name === name && plan.fields);
+
+  function say(text) {
+    h3.write(q('.ly-plan-alert'), text);
+    q('.ly-plan-alert').hidden = !text;
+  }
+
+  // The words that tell two plans' fields apart, in the order of the editor.
+  function differences(a, b) {
+    const out = [];
+    for (const field of found ? found.fields : []) if (a[field.name] !== b[field.name]) out.push([field.title, a[field.name], b[field.name]]);
+    for (const [key, title] of Object.entries(FILES)) if ((a.models[key] || '') !== (b.models[key] || '')) out.push([title, a.models[key] || 'built in', b.models[key] || 'built in']);
+    return out;
+  }
+
+  const shown = (value) => (value === true ? 'on' : value === false ? 'off' : String(value));
+
+  function listed(list, changes, none) {
+    list.replaceChildren(...changes.map(([title, from, to]) => h3.make('li', '', '',
+      h3.make('span', 'ly-change-name', title), h3.make('span', 'ly-from', shown(from)), h3.make('span', 'ly-arrow', '→'), h3.make('span', 'ly-to', shown(to)))));
+    if (!changes.length) list.append(h3.make('li', 'ly-none', none));
+  }
+
+  // Allowed values of a field: its own, or the backends of that field; with why one cannot run.
+  function choices(field) {
+    if (!field.section) return field.values.map((name) => ({ name, reason: '' }));
+    const own = found[field.section].filter((one) => one.field === field.name);
+    const place = values.device === 'cuda' ? 'cuda:0' : 'cpu';
+    const list = own.map((one) => {
+      const there = one.devices.find((d) => d.device === place);
+      return { name: one.name, reason: there ? there.reason : 'no such device here', lossy: one.known && one.known.lossy };
+    });
+    if (!list.some((one) => one.name === values[field.name])) list.push({ name: values[field.name], reason: '' });
+    return list;
+  }
+
+  function control(field) {
+    if (field.kind === 'switch') {
+      const box = h3.make('input');
+      box.type = 'checkbox';
+      box.checked = values[field.name];
+      box.addEventListener('change', () => set(field.name, box.checked));
+      return box;
+    }
+    if (field.kind === 'whole number') {
+      const input = h3.make('input');
+      input.type = 'number';
+      input.min = '0';
+      input.max = '4096';
+      input.value = values[field.name];
+      input.addEventListener('change', () => set(field.name, Math.round(Number(input.value)) || 0));
+      return input;
+    }
+    const select = h3.make('select');
+    for (const one of choices(field)) {
+      const words = [one.name, one.lossy ? 'lossy' : '', one.reason ? 'not here' : ''].filter(Boolean);
+      select.append(new Option(words.join(' · '), one.name));
+    }
+    select.value = values[field.name];
+    select.addEventListener('change', () => set(field.name, select.value));
+    return select;
+  }
+
+  function help(field) {
+    const chosen = field.section && choices(field).find((one) => one.name === values[field.name]);
+    return chosen && chosen.reason ? `Not here: ${chosen.reason}.` : field.help;
+  }
+
+  function set(name, value) {
+    values[name] = value;
+    q('.ly-verdict').hidden = true;
+    draw();
+  }
+
+  function fields() {
+    const active = document.activeElement && document.activeElement.dataset.plan;
+    q('.ly-fields').replaceChildren(...found.fields.map((field) => {
+      const node = h3.make('label', field.kind === 'switch' ? 'check ly-switch' : 'f');
+      const input = control(field);
+      input.dataset.plan = field.name;
+      if (field.kind === 'switch') node.append(input, h3.make('span', '', field.title));
+      else node.append(h3.make('span', '', field.title), input);
+      const words = help(field);
+      node.append(h3.make('small', 'ly-help' + (words === field.help ? '' : ' bad'), words));
+      if (base && values[field.name] !== base[field.name]) node.classList.add('changed');
+      return node;
+    }));
+    if (active) { const again = q(`[data-plan='${active}']`); if (again) again.focus(); }
+  }
+
+  function paths() {
+    q('.ly-paths').replaceChildren(...Object.entries(FILES).map(([key, title]) => {
+      const input = h3.make('input');
+      input.value = values.models[key] || '';
+      input.spellcheck = false;
+      input.disabled = !admin();
+      input.addEventListener('change', () => { values.models[key] = input.value.trim() || null; draw(); });
+      return h3.make('label', 'f', '', h3.make('span', '', title), input);
+    }));
+  }
+
+  function draw() {
+    if (!values || !found) return;
+    fields();
+    paths();
+    const changes = differences(base, values);
+    listed(q('.ly-differs .ly-changes'), changes, 'nothing yet');
+    const plan = plans.find((one) => one.name === base.name);
+    h3.write(q('.ly-origin'), plan ? plan.origin : '');
+    q('.ly-delete').hidden = !(plan && plan.origin === 'user' && admin());
+    for (const s of ['.ly-save', '.ly-check']) q(s).disabled = !admin();
+    q('.ly-save').title = admin() ? '' : 'Only an admin may save plans';
+  }
+
+  function choose(name) {
+    const plan = named(name) || plans.find((one) => one.fields);
+    if (!plan) return;
+    base = plan.fields;
+    values = structuredClone(plan.fields);
+    h3.state('layout', { ...known, base: plan.name });
+    h3.fill(q('.ly-base'), plans.filter((one) => one.fields).map((one) => one.name), plan.name);
+    q('.ly-name').value = plan.origin === 'user' ? plan.name : plan.name.toLowerCase().replace(/[^a-z0-9_-]/g, '-').slice(0, 55) + '-mine';
+    q('.ly-verdict').hidden = true;
+    say('');
+    draw();
+  }
+
+  // The plan as PUT /plans takes it.
+  function body() {
+    const { name, ...fields } = values;
+    return fields;
+  }
+
+  async function save() {
+    const name = q('.ly-name').value.trim();
+    await h3.api('/plans/' + encodeURIComponent(name), { method: 'PUT', body: body() });
+    await h3.plans.refresh();
+    choose(name);
+  }
+
+  async function check() {
+    const verdict = q('.ly-verdict');
+    verdict.hidden = false;
+    verdict.replaceChildren(h3.make('span', 'ly-words', 'Checking with the request of the Generate form …'));
+    const e = await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan: body() } });
+    const rows = [['VRAM', e.vram], ['RAM', e.ram], ['disk', e.disk]].map(([name, need]) => {
+      const pill = h3.make('span', 'pill', need.verdict);
+      pill.dataset.verdict = need.verdict;
+      return h3.make('li', 'ly-need', '', h3.make('span', 'ly-where', name), pill, h3.make('span', 'ly-reason', need.reason));
+    });
+    const words = [e.blocked, ...e.warnings].filter(Boolean).map((text) => h3.make('li', 'ly-need bad', text));
+    if (e.rows.total !== null) words.push(h3.make('li', 'ly-need', `${e.rows.total.toLocaleString('en')} packed rows`));
+    verdict.replaceChildren(h3.make('ul', 'ly-needs', '', ...words, ...rows));
+  }
+
+  const guarded = (fn) => async () => {
+    say('');
+    try { await fn(); } catch (error) { q('.ly-verdict').hidden = true; say(error.message); }
+  };
+  q('.ly-base').addEventListener('change', () => choose(q('.ly-base').value));
+  q('.ly-save').addEventListener('click', guarded(save));
+  q('.ly-check').addEventListener('click', guarded(check));
+  q('.ly-use').addEventListener('click', () => { h3.draft.set({ plan: base.name }); h3.go('generate'); });
+  q('.ly-delete').addEventListener('click', guarded(async () => {
+    await h3.api('/plans/' + encodeURIComponent(base.name), { method: 'DELETE' });
+    await h3.plans.refresh();
+    choose(plans[0].name);
+  }));
+
+  function backends(next) {
+    const first = !found;
+    found = next;
+    if (first && plans.length) choose(known.base || h3.draft.get().plan);
+    else if (!root.contains(document.activeElement)) draw();
+  }
+
+  function listPlans(next) {
+    plans = next;
+    if (!found) return;
+    if (!base) choose(known.base || h3.draft.get().plan);
+    else draw();
+  }
+
+  return { backends, plans: listPlans, differences, listed, named };
+}
