@@ -61,7 +61,7 @@ class Hub:
 
     def publish(self, kind: str, data: dict[str, Any], owner: str = "") -> None:
         """Sends one event: to its owner and the admins, or to everybody. NaN is a ValueError."""
-        text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(data, allow_nan=False)
         with self._lock:
             self._number += 1
             message = Message(number=self._number, kind=kind, data=text, owner=owner)
@@ -90,7 +90,7 @@ class Hub:
         try:
             yield f"retry: {RETRY_MILLISECONDS}\n\n"
             if missed is None:
-                yield self._reset()
+                yield self._reset(head)
             if not last:  # no event, as it has no data; but the page names it when it comes back
                 yield f"id: {self.boot}-{head}\n\n"
             for message in missed or ():
@@ -101,11 +101,11 @@ class Hub:
                     yield ": still here\n\n"
                     continue
                 with self._lock:
-                    messages, behind = reader.take()
+                    (messages, behind), head = reader.take(), self._number
                 for message in messages:
                     yield self._text(message)
                 if behind:
-                    yield self._reset()
+                    yield self._reset(head)
                     return
         finally:
             with self._lock:
@@ -126,9 +126,8 @@ class Hub:
     def _text(self, message: Message) -> str:
         return f"id: {self.boot}-{message.number}\nevent: {message.kind}\ndata: {message.data}\n\n"
 
-    def _reset(self) -> str:
-        with self._lock:
-            return f"id: {self.boot}-{self._number}\nevent: reset\ndata: {{}}\n\n"
+    def _reset(self, number: int) -> str:
+        return f"id: {self.boot}-{number}\nevent: reset\ndata: {{}}\n\n"
 
 
 class _Reader:
