@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -72,6 +73,7 @@ def load_plan(path: Path) -> Plan:
     return Plan(models=ModelFiles(**files), **values)
 
 
+@functools.lru_cache(maxsize=64)  # asked for every job of a list
 def is_demo(plan: Plan) -> bool:
     """The denoiser is the tiny one of presets/demo, whose weights are random."""
     return plan.models.dit.resolve().is_relative_to(DEMO.resolve())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shutil
 import threading
@@ -280,8 +279,6 @@ class Session:
                     f"a prompt may have {MOST_CHARACTERS:,} characters, this one has "
                     f"{len(text):,}; shorten it"
                 )
-        if importlib.util.find_spec("av") is None:
-            raise ValueError("mp4 files need PyAV, which is missing; pip install 'av>=18.1,<20'")
         preflight.check(request, plan, self._root, probe=media.facts)
 
     def _add(self, owner: str, *jobs: Job) -> tuple[Job, ...]:

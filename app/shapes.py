@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -176,12 +177,12 @@ def _request_facts(console: Console, who: User, request: Ref2VARequest | None) -
 
 
 def _files(console: Console, job: Job) -> JobJson:
-    """Addresses of what the run folder holds by now."""
-    folder, url = console.root / job.id, f"/api/v1/runs/{job.id}"
-    video = job.state == "done" and (folder / records.VIDEO).is_file()
+    """Addresses of what the run folder holds by now (no Path: a list asks for hundreds)."""
+    folder, url = f"{console.root}/{job.id}", f"/api/v1/runs/{job.id}"
+    video = job.state == "done" and os.path.isfile(f"{folder}/{records.VIDEO}")
     live = console.session.live(job.id)
     step = live.preview_step if live is not None else 0
-    preview = job.state != "queued" and step >= 0 and (folder / records.PREVIEW).is_file()
+    preview = job.state != "queued" and step >= 0 and os.path.isfile(f"{folder}/{records.PREVIEW}")
     return {
         "preview": f"{url}/preview?step={step}" if preview else "",
         "video": f"{url}/video" if video else "",

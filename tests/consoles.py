@@ -8,9 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from fastapi.testclient import TestClient
+
 from app import presets
+from app.access import LOCAL, Access, User
 from app.console import Console
+from app.host import build_host
+from app.hosts import Hosts
 from app.jobs import Job
+from app.share import Share
 from runtime.messages import Plan
 from tests import fakes
 
@@ -26,6 +32,14 @@ def demo_plan(name: str = "cpu") -> Plan:
 def fake_console(root: Path) -> Console:
     """A console whose engine is the fake family."""
     return Console(root, demo_plan(), families=fakes.FAMILIES)
+
+
+def client(console: Console, user: User = LOCAL) -> TestClient:
+    """The console's REST interface as this user has it."""
+    access, hosts = Access(console.root), Hosts("127.0.0.1")
+    app = build_host(console, access, hosts, Share(console.hub, hosts))
+    app.dependency_overrides[access.need] = lambda: user
+    return TestClient(app, base_url="http://127.0.0.1")
 
 
 def until(met: Callable[[], T | None], seconds: float = 30.0) -> T:
