@@ -1,0 +1,204 @@
+// One case: where it diverges first, curves per step for video and audio, and the tables.
+const METRICS = {
+  relative_l2: ['relative L2', 'Distance over the length of the golden; this is what the gates are on.'],
+  max_abs: ['largest difference', 'Largest absolute difference of one value.'],
+  mean_abs: ['mean difference', 'Mean absolute difference.'],
+  cosine: ['1 − cosine', 'One minus the cosine of the angle between both: 0 is the same direction.'],
+  psnr: ['PSNR, dB', 'Peak signal to noise; the peak is the golden’s value range. Higher is closer.'],
+};
+
+function figure(x) {
+  if (x === null || x === undefined) return '–';
+  if (x === 0) return '0';
+  return Math.abs(x) >= 0.01 && Math.abs(x) < 1000 ? x.toPrecision(3) : x.toExponential(2);
+}
+
+const cosine = (x) => (x === null ? '–' : x === 1 ? '1' : x > 0.999 ? '1 − ' + (1 - x).toExponential(1) : x.toFixed(5));
+const psnr = (x) => (x === null ? '–' : x.toFixed(1) + ' dB');
+const gateOf = (d) => (d.limit ? d.limit + (d.limit_relative_l2 ? ' ' + d.limit_relative_l2.toExponential(1) : '') : 'not gated');
+
+const PLOTTED = /^(x|denoised|velocity)/;
+
+function caseView(root) {
+  const find = (css) => root.querySelector(css);
+  let details = [], run = 'free', metric = 'relative_l2', part = 'video';
+
+  const ofRun = () => details.filter((d) => d.run === run);
+  const steps = (which) => ofRun().filter((d) => d.step !== null && d.part === which && PLOTTED.test(d.quantity));
+
+  function press(group, attribute, value) {
+    for (const b of find(group).querySelectorAll('button')) b.setAttribute('aria-pressed', String(b.dataset[attribute] === value));
+  }
+
+  // ---- the first divergence
+
+  function sentence(which, d) {
+    const line = h3.make('p', 'pa-divergence');
+    line.dataset.passed = !d ? 'equal' : String(d.passed);
+    const name = which === 'free' ? 'Free run' : 'Staged (each stage from stored inputs)';
+    line.append(h3.make('b', '', name + ': '));
+    if (!d) { line.append('every tensor is bit-equal.'); return line; }
+    line.append(d.passed ? 'first difference at ' : 'first divergence beyond its gate at ');
+    if (d.step !== null) line.append(h3.make('b', '', 'step ' + d.step), ', ');
+    const place = d.stage === 'step_' + String(d.step).padStart(2, '0') ? d.quantity + ' of the ' + (d.part || 'network') : d.stage;
+    line.append('stage ', h3.make('b', '', place), ' (', h3.make('code', '', d.name), '): ');
+    line.append(d.problem || 'relative L2 ' + figure(d.relative_l2) + ', largest ' + figure(d.max_abs));
+    line.append('; gate ' + gateOf(d) + '.');
+    return line;
+  }
+
+  function first(result) {
+    const box = find('.pa-first');
+    box.replaceChildren();
+    if (result.reason) box.append(h3.make('p', 'alert', result.reason));
+    if (!result.compared) return;
+    for (const which of ['free', 'staged']) {
+      if (details.some((d) => d.run === which)) box.append(sentence(which, result.divergence[which]));
+    }
+  }
+
+  // ---- curves
+
+  const value = (d) => (metric === 'cosine' ? (d.cosine === null ? null : 1 - d.cosine) : d[metric]);
+
+  // Where bit-equal steps are drawn: below everything that differs (above, for PSNR).
+  function level(rows) {
+    const differ = rows.filter((d) => !d.equal).map(value).filter((v) => v !== null && (metric === 'psnr' || v > 0));
+    if (metric === 'psnr') return differ.length ? Math.max(...differ) + 15 : 100;
+    const gates = metric === 'relative_l2' ? rows.map((d) => d.limit_relative_l2).filter(Boolean) : [];
+    return Math.min(...differ, ...gates, 1e-6) / 10;
+  }
+
+  function traces(rows, at) {
+    const quantities = [...new Set(rows.map((d) => d.quantity))];
+    const colours = h3.palette();
+    const lines = quantities.map((quantity, i) => {
+      const own = rows.filter((d) => d.quantity === quantity).sort((a, b) => a.step - b.step);
+      return {
+        type: 'scatter', mode: 'lines+markers', name: quantity, x: own.map((d) => d.step),
+        y: own.map((d) => (d.equal ? at : value(d) || at)), line: { color: colours[i], width: 2 },
+        marker: { color: colours[i], size: 8, symbol: own.map((d) => (d.equal ? 'diamond-open' : d.passed ? 'circle' : 'x')) },
+        text: own.map((d) => (d.equal ? 'bit-equal' : d.problem || figure(value(d)) + (d.passed ? '' : ', beyond the gate'))),
+        hovertemplate: 'step %{x}: %{text}<extra>' + quantity.replace(/[<>&]/g, '') + '</extra>',
+      };
+    });
+    const gate = metric === 'relative_l2' && rows.find((d) => d.limit_relative_l2);
+    if (gate) {
+      const ends = [Math.min(...rows.map((d) => d.step)), Math.max(...rows.map((d) => d.step))];
+      lines.push({
+        type: 'scatter', mode: 'lines', name: 'gate', x: ends, y: [gate.limit_relative_l2, gate.limit_relative_l2],
+        line: { color: h3.colour('bad'), width: 1.5, dash: 'dash' }, hovertemplate: gateOf(gate).replace(/[<>&]/g, '') + '<extra></extra>',
+      });
+    }
+    return lines;
+  }
+
+  function curves() {
+    for (const div of root.querySelectorAll('.pa-plot')) {
+      const rows = steps(div.dataset.part), at = level(rows);
+      div.parentElement.hidden = !rows.length;
+      if (!rows.length) continue;
+      const log = metric !== 'psnr', shown = (v) => (log ? Math.log10(v) : v);
+      const note = { xref: 'paper', x: 1, xanchor: 'right', y: shown(at), yanchor: 'bottom', showarrow: false, text: 'bit-equal', font: { color: h3.colour('good'), size: 11 } };
+      const line = { type: 'line', xref: 'paper', x0: 0, x1: 1, y0: at, y1: at, line: { color: h3.colour('good'), width: 1, dash: 'dot' } };
+      const equal = rows.some((d) => d.equal);
+      h3.plot(div, traces(rows, at), {
+        height: 270, uirevision: run + metric, hovermode: 'closest', showlegend: true,
+        margin: { l: 62, r: 10, t: 10, b: 40 },
+        xaxis: { title: { text: 'step' }, dtick: rows.length > 60 ? undefined : 1, tickformat: 'd' },
+        yaxis: { type: log ? 'log' : 'linear', title: { text: METRICS[metric][0] }, exponentformat: 'power', dtick: undefined, nticks: 7 },
+        annotations: equal ? [note] : [], shapes: equal ? [line] : [],
+      });
+    }
+    h3.write(find('.pa-about'), METRICS[metric][1]);
+    find('.pa-about').hidden = find('.pa-plots').hidden = !details.some((d) => d.run === run && d.step !== null && PLOTTED.test(d.quantity));
+    find('.pa-metric').hidden = find('.pa-about').hidden;
+  }
+
+  // ---- tables
+
+  function verdict(d) {
+    if (d.equal) return ['bit-equal', 'better'];
+    return d.passed ? [d.limit ? 'within' : 'not gated', ''] : ['beyond', 'worse'];
+  }
+
+  function cells(d) {
+    if (d.equal) return [...Array(5).fill(['·', 'soft']), [gateOf(d), 'soft'], verdict(d)];
+    if (d.problem) return [[d.problem, 'worse'], ...Array(4).fill(['–', 'soft']), [gateOf(d), 'soft'], verdict(d)];
+    return [[figure(d.max_abs)], [figure(d.mean_abs)], [figure(d.relative_l2)], [cosine(d.cosine)], [psnr(d.psnr)], [gateOf(d), 'soft'], verdict(d)];
+  }
+
+  function row(name, list) {
+    const th = h3.make('th', '', name);
+    th.scope = 'row';
+    return h3.make('tr', '', '', th, ...list.map(([text, cls]) => h3.make('td', cls || '', text)));
+  }
+
+  function head(names) {
+    return h3.make('tr', '', '', ...names.map((name) => { const th = h3.make('th', '', name); th.scope = 'col'; return th; }));
+  }
+
+  function stepTable() {
+    const box = find('.pa-steps'), rows = steps(part).sort((a, b) => a.step - b.step);
+    box.hidden = !steps('video').length && !steps('audio').length;
+    box.querySelector('thead').replaceChildren(head(['Step', 'max', 'mean', 'rel. L2', 'cosine', 'PSNR', 'gate', '']));
+    box.querySelector('tbody').replaceChildren(...rows.map((d, i) => {
+      const tr = row(d.step + ' · ' + d.quantity, cells(d));
+      if (i && rows[i - 1].step !== d.step) tr.className = 'pa-new';
+      return tr;
+    }));
+  }
+
+  function stageTable() {
+    const stages = new Map();
+    for (const d of ofRun()) stages.set(d.stage, [...(stages.get(d.stage) || []), d]);
+    const box = find('.pa-stages');
+    box.querySelector('thead').replaceChildren(head(['Stage', 'bit-equal', 'worst rel. L2', 'worst max', 'gate', '']));
+    box.querySelector('tbody').replaceChildren(...[...stages].map(([stage, list]) => {
+      const beyond = list.filter((d) => !d.passed), differ = list.filter((d) => !d.equal);
+      const worst = (name) => differ.reduce((most, d) => (d[name] === null ? Infinity : Math.max(most, d[name])), 0);
+      const said = beyond.length ? [beyond.length + ' beyond', 'worse'] : differ.length ? ['within', ''] : ['bit-equal', 'better'];
+      const gate = [...new Set(list.map((d) => d.limit || 'not gated'))].join(', ');
+      const shown = (name) => (differ.length ? [isFinite(worst(name)) ? figure(worst(name)) : '∞'] : ['·', 'soft']);
+      return row(stage, [[list.length - differ.length + ' / ' + list.length], shown('relative_l2'), shown('max_abs'), [gate, 'soft'], said]);
+    }));
+  }
+
+  function draw() {
+    press('.pa-which', 'run', run);
+    press('.pa-metric', 'metric', metric);
+    press('.pa-part', 'part', part);
+    curves();
+    stepTable();
+    stageTable();
+  }
+
+  find('.pa-bars').addEventListener('click', (event) => {
+    const { run: which, metric: chosen } = event.target.dataset;
+    if (!which && !chosen) return;
+    run = which || run;
+    metric = chosen || metric;
+    draw();
+  });
+  find('.pa-part').addEventListener('click', (event) => {
+    if (!event.target.dataset.part) return;
+    part = event.target.dataset.part;
+    draw();
+  });
+
+  return {
+    show(result, list) {
+      details = list;
+      const runs = [...new Set(list.map((d) => d.run))];
+      if (!runs.includes(run)) run = runs[0] || 'free';
+      find('.pa-which').hidden = runs.length < 2;
+      find('.pa-tables').hidden = !list.length;
+      h3.write(find('.pa-name'), result.case);
+      h3.write(find('.pa-status'), result.status);
+      find('.pa-status').dataset.status = result.status;
+      find('.pa-settings').replaceChildren(...(result.settings || []).map((s) => h3.make('li', '', s.field + ' ' + s.value, h3.make('span', 'soft', ' ' + (s.from === 'plan' ? 'plan' : 'golden')))));
+      first(result);
+      draw();
+    },
+  };
+}
