@@ -70,6 +70,7 @@ class Engine:
         self._pipes: list[Connection] = []
         self._changing = threading.Lock()  # the ranks, their pipes, and who sends
         self._unfinished = ""  # a request whose reader went away before its last event
+        self._stopped = False  # by kill, since the last start
 
     @property
     def alive(self) -> bool:
@@ -83,6 +84,7 @@ class Engine:
 
     def start(self) -> Iterator[Event]:
         """Spawns the ranks and loads the checkpoints; the last event is Ready or Failure."""
+        self._stopped = False
         self.close()
         self._spawn()
         for event in self._events("", "load"):
@@ -102,21 +104,23 @@ class Engine:
         yield from self._run(Decode(id=request_id, latents=latents, out=out), request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Asks the ranks to stop this request; its last event is then a cancelled Failure."""
+        """Asks the ranks to stop this request; its last event is then a cancelled Failure.
+
+        It may overtake its request. A load does not hear it: `kill` ends that.
+        """
         self._send(Cancel(request_id=request_id))
 
     def kill(self) -> None:
-        """Kills the ranks at once; a waiting reader gets the Failure."""
-        with self._changing:
-            for rank in self._ranks:
-                rank.kill()
+        """Kills the ranks at once, also while they start; a waiting reader gets the Failure."""
+        self._stopped = True
+        self._kill_ranks()
 
     def close(self, *, grace_seconds: float = 5.0) -> None:
         """Ends the ranks: asks, then kills. Nothing is left running; may be called again."""
         self._send(None)
         for rank in self._ranks:
             rank.join(grace_seconds)
-        self.kill()
+        self._kill_ranks()
         with self._changing:
             for rank, pipe in zip(self._ranks, self._pipes, strict=True):
                 rank.join()
@@ -145,10 +149,18 @@ class Engine:
                 )
                 process.start()
                 theirs.close()
-                self._ranks.append(process)
-                self._pipes.append(ours)
+                with self._changing:
+                    self._ranks.append(process)
+                    self._pipes.append(ours)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if self._stopped:
+            self._kill_ranks()
+
+    def _kill_ranks(self) -> None:
+        with self._changing:
+            for rank in self._ranks:
+                rank.kill()
 
     def _send(self, command: Command | None) -> None:
         with self._changing:
@@ -202,15 +214,15 @@ class Engine:
     def _death(self, request_id: str, stage: str, number: int) -> Failure:
         """One rank's death ends all ranks: a process group with a missing member hangs."""
         self._ranks[number].join(5.0)
-        code = self._ranks[number].exitcode
-        self.kill()
+        died = f"rank {number} died ({_exit_words(self._ranks[number].exitcode)})"
+        self._kill_ranks()
         for rank in self._ranks:
             rank.join()
+        what = "the engine was stopped" if self._stopped else died
         return Failure(
             request_id=request_id,
             stage=stage,
-            reason=f"rank {number} died ({_exit_words(code)}) during {stage}; "
-            "the engine must be started again",
+            reason=f"{what} during {stage}; the engine must be started again",
         )
 
 

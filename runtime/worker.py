@@ -82,7 +82,7 @@ class Worker:
         self._pipe = pipe
         self._waiting: deque[Command | None] = deque()
         self._cancels: set[str] = set()
-        self._emitting = threading.Lock()  # previews come from a thread of their own
+        self._emitting = threading.RLock()  # previews come from a thread of their own
 
     def serve(self) -> None:
         """Loads, then answers commands; returns on None, or when the console has gone."""
@@ -185,7 +185,8 @@ class Worker:
 
     def _emit(self, event: Event) -> None:
         if self._rank == 0:
-            self._pipe.send(event)
+            with self._emitting:
+                self._pipe.send(event)
 
     def _next(self) -> Command | None:
         if self._waiting:

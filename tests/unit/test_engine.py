@@ -179,23 +179,35 @@ def test_close_may_be_called_twice_and_leaves_no_process(own: Engine) -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_a_console_killed_outright_takes_its_rank_with_it() -> None:
+@pytest.mark.parametrize(
+    ("plan", "do"),
+    [
+        ("long load", "engine._spawn()"),  # the rank's Python starts
+        ("long load", "[e for _, e in zip(range(3), engine.start())]"),  # it loads
+        ("fake", "list(engine.start())"),  # it waits
+        ("fake", "list(engine.start()); next(engine.generate(fakes.request('slow'), out=out))"),
+    ],
+)
+def test_a_console_killed_outright_leaves_no_process(plan: str, do: str, tmp_path: Path) -> None:
     code = (
-        "import sys, time; sys.path.insert(0, '.')\n"
+        "import pathlib, sys, time; sys.path.insert(0, '.')\n"
         "from runtime.engine import Engine; from tests import fakes\n"
         "if __name__ == '__main__':\n"
-        "    engine = Engine(fakes.plan(), families=fakes.FAMILIES)\n"
-        "    list(engine.start()); print(engine.pids[0], flush=True); time.sleep(60)\n"
+        f"    out = pathlib.Path({str(tmp_path)!r})\n"
+        f"    engine = Engine(fakes.plan({plan!r}), families=fakes.FAMILIES)\n"
+        f"    kept = {do}; print(flush=True); time.sleep(60)\n"
     )
+    shared_memory = set(os.listdir("/dev/shm"))
     script = [sys.executable, "-c", code]
     with subprocess.Popen(script, cwd=ROOT, stdout=subprocess.PIPE, text=True) as console:
         assert console.stdout is not None
-        rank = psutil.Process(int(console.stdout.readline()))
+        console.stdout.readline()
+        family = psutil.Process(console.pid).children(recursive=True)
+        assert family
         console.kill()
-    deadline = time.monotonic() + 5
-    while rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the rank outlived its console"
-        time.sleep(0.05)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, "a process outlived its console"
+    assert set(os.listdir("/dev/shm")) == shared_memory
 
 
 def test_the_console_side_of_the_engine_never_imports_torch() -> None:
@@ -211,3 +223,67 @@ def test_a_signal_to_a_rank_does_not_end_it(
         if isinstance(event, Progress) and event.stage == "denoise":
             os.kill(shared.pids[0], number)
     assert isinstance(event, Result)
+
+
+def test_a_cancel_that_overtakes_its_request_stops_it_at_once(own: Engine, tmp_path: Path) -> None:
+    own.cancel("soon")
+    *events, last = own.generate(fakes.request("slow", id="soon", steps=9), out=tmp_path)
+    assert isinstance(last, Failure) and last.cancelled
+    assert not any(isinstance(e, Progress) and e.stage == "denoise" for e in events)
+    assert isinstance(list(own.generate(fakes.request(), out=tmp_path))[-1], Result)
+
+
+def test_a_load_ends_at_once_when_it_is_killed() -> None:
+    with Engine(fakes.plan("long load"), families=fakes.FAMILIES) as engine:
+        began = time.monotonic()
+        for event in engine.start():
+            if isinstance(event, Progress) and event.done == 2:
+                (pid,) = engine.pids
+                engine.cancel("r1")  # a load does not hear it
+                engine.kill()
+        assert isinstance(event, Failure)
+        assert (
+            event.reason == "the engine was stopped during load; the engine must be started again"
+        )
+        assert time.monotonic() - began < 20 and not psutil.pid_exists(pid)
+
+
+def test_a_kill_while_the_ranks_are_spawned_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(fakes.plan("long load"), families=fakes.FAMILIES)
+    close = engine.close
+
+    def close_then_be_killed() -> None:
+        close()
+        engine.kill()  # from another thread, between the check and the spawn
+
+    monkeypatch.setattr(engine, "close", close_then_be_killed)
+    *_, last = engine.start()
+    assert isinstance(last, Failure) and last.reason.startswith("the engine was stopped")
+
+
+def resources() -> tuple[int, frozenset[str], frozenset[int]]:
+    """Open descriptors, shared memory and living children of this process."""
+    children = psutil.Process().children(recursive=True)
+    return (
+        len(os.listdir("/proc/self/fd")),
+        frozenset(os.listdir("/dev/shm")),
+        frozenset(child.pid for child in children),
+    )
+
+
+def test_three_kills_and_restarts_leave_nothing_behind(tmp_path: Path) -> None:
+    with Engine(fakes.plan(), families=fakes.FAMILIES) as engine:
+        list(engine.start())
+        engine.close()
+        before, memory = resources(), psutil.Process().memory_info().rss
+        for round in range(3):
+            assert isinstance(list(engine.start())[-1], Ready)
+            (pid,) = engine.pids
+            for event in engine.generate(fakes.request("slow"), out=tmp_path / str(round)):
+                if isinstance(event, Progress) and event.stage == "denoise":
+                    os.kill(pid, signal.SIGKILL)
+            assert isinstance(event, Failure)
+            engine.close()
+            assert not psutil.pid_exists(pid)
+        assert resources() == before
+        assert psutil.Process().memory_info().rss < memory + (8 << 20)

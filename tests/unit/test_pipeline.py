@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,9 +90,9 @@ class Counted:
         self.text = self.frames = 0
         text, frames = pipeline._text_encoder, pipeline.video_vae.encode
 
-        def count_text() -> TextEncoder:
+        def count_text(check: Callable[[], None]) -> TextEncoder:
             self.text += 1
-            return text()
+            return text(check)
 
         def count_frames(*args: object, **options: object) -> Tensor:
             self.frames += 1
@@ -301,6 +302,25 @@ def test_a_cancelled_request_stops_between_steps(pipeline: Pipeline, tmp_path: P
         )
     assert steps == [0, 1, 2]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cancelled_request_stops_while_it_streams_the_text_encoder(tmp_path: Path) -> None:
+    parts: list[str] = []
+    streamed = load(
+        demo_plan(text_encoder="stream"), progress=lambda part, done, total: parts.append(part)
+    )
+    parts.clear()
+    with pytest.raises(Cancelled):
+        streamed.generate(
+            request("stopped early"),
+            out=tmp_path,
+            media=False,
+            preview=False,
+            emit=lambda event: None,
+            cancelled=lambda: len(parts) == 3,
+            clock=StageClock(),
+        )
+    assert parts == ["load text encoder"] * 3
 
 
 def test_latents_decode_to_the_same_mp4_as_the_request(
