@@ -34,7 +34,10 @@ class Typical:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Where a running job is: seconds since its request began and since this stage did."""
+    """Where a running job is: seconds since its request began and since this stage did.
+
+    Of what follows the steps, AFTER, stage_seconds count from the first of it.
+    """
 
     stage: str
     done: int

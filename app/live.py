@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from app.history import DENOISE, Moment
+from app.history import AFTER, DENOISE, Moment
 from runtime.messages import Event, Note, Plan, Preview, Progress, Ready, StageTime
 
 EngineState = Literal["unloaded", "loading", "ready", "busy", "failed", "closed"]
@@ -36,13 +36,15 @@ class Live:
     stages: tuple[StageTime, ...] = ()
     preview_step: int = -1  # the newest step in preview.webp
     began: float = 0.0  # the request, on a loaded engine
-    stage_began: float = 0.0
+    stage_began: float = 0.0  # of what follows the steps: the first of it
     step_ended: float = 0.0
 
     def after(self, event: Event, now: float) -> Live:
         """The job once this has happened, at `now`."""
         if isinstance(event, Progress):
             told = replace(self, stage=event.stage, done=event.done, total=event.total)
+            if event.stage in AFTER and self.stage in AFTER:  # they take turns
+                return told
             if event.stage != self.stage:
                 return replace(told, stage_began=now, step_ended=now)
             moved = event.stage == DENOISE and event.done != self.done
