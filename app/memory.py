@@ -30,7 +30,7 @@ _ROPE = 192  # rotation matrices of a row: 48 pairs of 2 x 2
 _TIMES = 4  # distinct times of a step: text, conditions, target video, target audio
 _VISION_BYTES = 64_000  # per patch of 16 x 16 pixels, fp32 (width 1152, ffn 4304)
 _CLIP_TILE = {"fp16": 2_040_000_000, "fp32": 4_080_000_000}  # encoder, 17 frames of 256 x 256
-_IMAGE_TILE = {"fp16": 361_000_000, "fp32": 722_000_000}  # encoder, one frame of 256 x 256
+_IMAGE_TILE = {"fp16": 101_000_000, "fp32": 202_000_000}  # encoder, one frame of 256 x 256
 _CLIP_PIXEL = {"fp16": 612, "fp32": 816}  # per pixel of 17 frames while they are normalised
 _DECODE_TILE = {"fp16": 148_000_000, "fp32": 296_000_000}  # decoder, 7 latents of 256 x 256
 _DECODE_PIXEL = {"fp16": 708, "fp32": 1008}  # per pixel: raw clip, faded head, tail, fp32 frames
@@ -128,8 +128,8 @@ def text_encode(encoder: Part, shape: Shape) -> int:
     """fp32: an MLP over all text rows beside one widened weight, or the vision tower before it."""
     width, ffn = encoder.dims["hidden"], encoder.dims["ffn"]
     rows = shape.text_rows
-    without_weight = 4 * rows * (2 * width + 3 * ffn)
-    with_weight = 4 * width * ffn + 4 * rows * (2 * width + 2 * ffn)
+    without_weight = 4 * rows * (3 * width + 3 * ffn)
+    with_weight = 4 * width * ffn + 4 * rows * (3 * width + 2 * ffn)
     vision = 4 * shape.vision_tokens * _VISION_BYTES
     return max(without_weight, with_weight, vision)
 

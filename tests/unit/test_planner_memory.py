@@ -1,0 +1,225 @@
+"""The planner's memory formulas against the model itself, and against the run on an H200."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from app import memory, models
+from app.memory import Shape
+from runtime.checkpoints import open_checkpoint
+from runtime.checkpoints.classify import Part
+from runtime.h3.audio_vae import build_audio_vae
+from runtime.h3.config import H3Config
+from runtime.h3.load import DTYPES, load_denoiser
+from runtime.h3.model import Block, RowSpan
+from runtime.h3.text_layers import LanguageConfig, Layer
+from runtime.h3.text_vision import VisionConfig, VisionTower
+from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
+from runtime.kernels.fused import rms_rope_eager
+from runtime.messages import ModelFiles, Plan, Ref2VARequest
+from tests.unit.full_size import write_set
+from tests.unit.live_bytes import peak_bytes
+
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.json"
+DEMO = ROOT / "presets" / "demo"
+META = torch.device("meta")
+SHAPE = Shape(
+    rows=20_342,
+    text_rows=552,
+    vision_tokens=510,
+    images=True,
+    video_pixels=0,
+    sound_latents=0,
+    audio_latents=207,
+)
+
+
+def plan_of(files: Mapping[str, Path], **fields: str) -> Plan:
+    return Plan(name="full", models=ModelFiles(**files), text_encoder="resident", **fields)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Mapping[str, Part]]:
+    """The plan of the benchmark over files of the published sizes."""
+    plan = plan_of(write_set(tmp_path_factory.mktemp("full")))
+    found = models.look(plan)
+    assert [file.problem for file in found.files] == [""] * 4
+    return plan, found.parts
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(q).transpose(1, 2).flatten(2)
+
+
+def test_the_measured_peak_of_the_h200_is_met_within_one_percent(
+    full: tuple[Plan, Mapping[str, Part]],
+) -> None:
+    plan, parts = full
+    measured = json.loads(RECORD.read_text())["runs"][0]["peak_memory_bytes"]
+    found = memory.phases(parts, plan, Ref2VARequest(id="r", prompt=""), SHAPE)
+    most = max(found, key=lambda phase: phase.bytes)
+    assert most.name == "denoise"
+    assert most.bytes - memory.CONTEXT_BYTES == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize("rows", [2_000, 20_342])
+def test_denoising_is_what_a_block_holds_at_once(
+    full: tuple[Plan, Mapping[str, Part]], rows: int
+) -> None:
+    plan, parts = full
+    block = _block()
+    x = torch.empty(rows, 5376, dtype=torch.bfloat16, device=META)
+    rope = torch.empty(1, rows, 1, 48, 2, 2, dtype=torch.bfloat16, device=META)
+    tables = [torch.empty(12, 5376, device=META) for _ in range(6)]
+    spans = [RowSpan(0, rows, 0)]
+    held = x.nbytes + rope.nbytes + 4 * 3 * 6 * 5376 * 50 * 4  # alive over all blocks
+    counted = held + peak_bytes(
+        lambda: block(x, tables, spans, rope), x, rope, *tables, *block.parameters()
+    )
+    assert memory.denoise(parts["dit"], plan, rows) == pytest.approx(counted, rel=0.01)
+
+
+def _block() -> Block:
+    config = H3Config(
+        hidden=5376,
+        num_layers=50,
+        num_refiner_layers=2,
+        num_heads=56,
+        head_dim=128,
+        ffn=14336,
+        text_dim=5120,
+        video_channels=24,
+        audio_channels=32,
+        num_inv_freq=16,
+        time_dim=8,
+        curve_grid=1025,
+        time_hidden=0,
+        frequency_dim=0,
+    )
+    with META:
+        return Block(config, attend, rms_rope_eager).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", [500, 20_000])
+def test_text_is_what_a_layer_holds_at_once(
+    full: tuple[Plan, Mapping[str, Part]], rows: int
+) -> None:
+    config = LanguageConfig(width=5120, num_heads=64, num_kv_heads=8, ffn=25600, vocabulary=9)
+    with META:
+        layer = Layer(config).to(torch.bfloat16)
+        x, turn = torch.empty(1, rows, 5120), torch.empty(rows, 128)
+    counted = x.nbytes + peak_bytes(lambda: layer(x, turn, turn), x, turn, *layer.parameters())
+    shape = replace(SHAPE, text_rows=rows, vision_tokens=0)
+    assert memory.text_encode(full[1]["text_encoder"], shape) == pytest.approx(counted, rel=0.02)
+
+
+def test_the_vision_tower_of_a_large_picture_is_covered(
+    full: tuple[Plan, Mapping[str, Part]],
+) -> None:
+    rows, columns = 128, 228
+    config = VisionConfig(width=1152, depth=27, ffn=4304, out=5120, taps=(8, 16, 24))
+    with META:
+        tower, patches = VisionTower(config), torch.empty(rows * columns, 1536)
+    counted = patches.nbytes + peak_bytes(
+        lambda: tower(patches, (rows, columns)), patches, *tower.parameters()
+    )
+    shape = replace(SHAPE, text_rows=1, vision_tokens=rows * columns // 4)
+    assert memory.text_encode(full[1]["text_encoder"], shape) == pytest.approx(counted, rel=0.1)
+
+
+@pytest.fixture(scope="module", params=["fp16", "fp32"])
+def vae(request: pytest.FixtureRequest) -> tuple[str, VideoVAE]:
+    config = VideoVaeConfig(
+        channels=(128, 256, 256, 512, 512, 1024),
+        moments=48,
+        latent_channels=24,
+        hidden=2048,
+        inner=8192,
+        depth=36,
+    )
+    model = VideoVAE(config, attend).to(META, DTYPES[request.param])
+    return request.param, model
+
+
+@pytest.mark.parametrize("frames", [1, 17])
+def test_a_tile_of_the_video_encoder_is_covered(vae: tuple[str, VideoVAE], frames: int) -> None:
+    dtype, model = vae
+    pixels = torch.empty(1, 3, frames, 256, 256, dtype=DTYPES[dtype], device=META)
+    counted = peak_bytes(
+        lambda: model.quant_conv(model.encoder(pixels)), pixels, *model.parameters()
+    )
+    shape = replace(SHAPE, images=frames == 1, video_pixels=256 * 256 if frames > 1 else 0)
+    plan = _vae_plan(dtype)
+    assert counted * 0.98 <= memory.reference_encode(plan, shape) <= counted * 1.1 + 2e7
+
+
+def test_a_decoded_clip_is_covered(vae: tuple[str, VideoVAE]) -> None:
+    """Two chunks of a picture of four tiles: raw clip, tail, faded head, frames in fp32."""
+    dtype, model = vae
+    width, height = 448, 448
+    tile = torch.empty(1, 24, 7, 16, 16, dtype=DTYPES[dtype], device=META)
+    decoder = peak_bytes(
+        lambda: model.decoder(model.post_quant_conv(tile)),
+        tile,
+        *model.parameters(),
+        *model.buffers(),
+    )
+    raw = 28 * 3 * width * height * tile.itemsize
+    found = memory.video_decode(_vae_plan(dtype), width, height)
+    assert decoder + raw <= found <= 1.6 * (decoder + raw) + 1.5e8
+
+
+def _vae_plan(dtype: str) -> Plan:
+    file = Path("none")
+    files = ModelFiles(dit=file, text_encoder=file, video_vae=file, audio_vae=file)
+    return Plan(name="vae", models=files, video_vae_dtype=dtype)
+
+
+@pytest.mark.parametrize("way", ["encode", "decode"])
+def test_sound_takes_what_the_audio_vae_holds_at_once(way: str, tmp_path: Path) -> None:
+    file = write_set(tmp_path)["audio_vae"]
+    with META:
+        model = build_audio_vae(open_checkpoint(file, "audio_vae"))
+    latents = 400
+    if way == "encode":
+        made = torch.empty(2, 1, 800 * latents, device=META)
+        counted = peak_bytes(lambda: model.encoder(made, lambda: False), made, *model.parameters())
+        found = memory.reference_encode(
+            _vae_plan("fp16"), replace(SHAPE, images=False, sound_latents=latents)
+        )
+    else:
+        made = torch.empty(2, 32, latents, device=META)
+        counted = peak_bytes(
+            lambda: model.decoder(model.dec_in_proj(made), lambda: False),
+            made,
+            *model.parameters(),
+        )
+        found = memory.audio_decode(latents)
+    assert found == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_weights_are_the_bytes_that_the_loader_makes(dtype: str) -> None:
+    file = DEMO / "h3_tiny_pruned_bf16.safetensors"
+    plan = replace(_vae_plan("fp32"), device="cpu", dtype=dtype)
+    checkpoint = open_checkpoint(file, "dit")
+    model, _ = load_denoiser(checkpoint, plan, torch.device("cpu"))
+    loaded = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    found = models.look(replace(plan, models=replace(plan.models, dit=file)))
+    assert found.files[0].resident_bytes == loaded
+
+
+def test_int8_layers_hold_more_at_once(
+    full: tuple[Plan, Mapping[str, Part]], tmp_path: Path
+) -> None:
+    plan = plan_of(write_set(tmp_path, dit="pruned_int8"))
+    int8 = models.look(plan).parts["dit"]
+    more = memory.denoise(int8, plan, 1000) - memory.denoise(full[1]["dit"], full[0], 1000)
+    assert more == 2 * 1000 * 1.5 * 14336
