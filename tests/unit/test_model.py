@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from runtime.checkpoints.base import CheckpointError
 from runtime.checkpoints.demo import random_checkpoint
+from runtime.checkpoints.file import IndexedCheckpoint
 from runtime.h3.conditioning import Keyframe, ReferenceBlock
 from runtime.h3.config import H3Config
 from runtime.h3.denoise import Side, draw_noise, step_rows
@@ -343,6 +346,44 @@ def test_the_configuration_comes_from_the_shapes() -> None:
         curve_grid=1025, time_hidden=0, frequency_dim=0,
     )  # fmt: skip
     assert cfg.pruned and cfg.rope_dim == 96
+
+
+def configured(config: object) -> IndexedCheckpoint:
+    """The tiny denoiser with this `config` in its header."""
+    checkpoint = random_checkpoint("dit", size="tiny", format="pruned_bf16")
+    checkpoint.metadata = {"config": config if isinstance(config, str) else json.dumps(config)}
+    return checkpoint
+
+
+def test_the_header_s_config_stands_over_the_shapes() -> None:
+    plain = H3Config.from_checkpoint(random_checkpoint("dit", size="tiny", format="pruned_bf16"))
+    told = {"num_attention_heads": 7, "text_dim": 99, "adaln_curve_grid": None, "norm_eps": 1e-5}
+    got = H3Config.from_checkpoint(configured({"transformer": told | {"sigma_shift_video": 3.0}}))
+    assert got == replace(plain, num_heads=7, text_dim=99)
+    assert H3Config.from_checkpoint(configured({"vae": {"hidden_size": 1}})) == plain
+
+
+def test_a_size_of_the_config_that_the_tensors_do_not_have_is_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match=r"qkv_proj\.weight has shape .* wants \["):
+        load_denoiser(configured({"transformer": {"num_attention_heads": 7}}), demo_plan(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{half", "config is not JSON"),
+        ([1], r"must be an object with an object 'transformer', got \[1\]"),
+        ({"transformer": 5}, "must be an object with an object 'transformer'"),
+        ({"transformer": {"qk_norm_eps": 1e-6}}, "qk_norm_eps 1e-06; 1e-05 is supported"),
+        ({"transformer": {"patch_size": [1, 4, 4]}}, r"patch_size \[1, 4, 4\]; \[1, 2, 2\] is"),
+        ({"transformer": {"hidden_size": "5376"}}, "hidden_size '5376'; it must be a whole number"),
+        ({"transformer": {"hidden_size": True}}, "hidden_size True; it must be a whole number"),
+        ({"transformer": {"num_layers": 0}}, "num_layers 0; it must be a whole number of at least"),
+    ],
+)
+def test_a_config_that_cannot_be_run_is_refused_in_one_sentence(config: object, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        H3Config.from_checkpoint(configured(config))
 
 
 def test_a_file_without_the_patch_projections_is_no_denoiser() -> None:
