@@ -14,7 +14,7 @@ function pill(verdict, text) {
 
 function amounts(need) {
   const say = need.what === 'time' ? h3.seconds : h3.bytes;
-  if (need.needed === null) return 'not known';
+  if (need.needed === null) return need.verdict === 'unknown' ? 'not known' : '';
   return need.available === null ? say(need.needed) : `${say(need.needed)} of ${say(need.available)}`;
 }
 

@@ -28,11 +28,13 @@ async function send() {
   if (editing) {
     await h3.api('/jobs/' + encodeURIComponent(editing), { method: 'PATCH', body: { request, plan } });
     h3.draft.set({ editing: '' });
+    h3.jobs.refresh();
     return editing;
   }
   const body = { request, plans: plan_b ? [plan, plan_b] : [plan], keep_latents };
   if (q('#force').checked) body.force = true;
   const { jobs } = await h3.api('/jobs', { method: 'POST', body });
+  h3.jobs.put(jobs);
   return jobs[0].id;
 }
 
@@ -43,9 +45,7 @@ async function generate() {
   say('');
   const held = new Promise((done) => setTimeout(done, HOLD_MILLISECONDS));
   try {
-    const id = await send();
-    h3.jobs.refresh();
-    h3.emit('queued', id);
+    h3.emit('queued', await send());
   } catch (error) {
     say(error.message);
   }

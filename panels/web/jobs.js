@@ -32,6 +32,13 @@
 
   const soon = h3.debounce(60, refresh);
 
+  // Jobs of an answer to POST, known before the list is asked again.
+  function put(jobs) {
+    for (const job of jobs) known.set(job.id, job);
+    h3.emit('jobs', store);
+    refresh();
+  }
+
   // One change of a job by the REST path of its verb; the list is asked again either way.
   async function act(id, verb, body) {
     try {
@@ -51,5 +58,5 @@
   h3.on('engine', (engine) => { store.engine = engine; h3.emit('jobs', store); });
   h3.on('reset', soon);
 
-  h3.jobs = Object.assign(store, { get: (id) => known.get(id), all, active, queued, ended, refresh, act });
+  h3.jobs = Object.assign(store, { get: (id) => known.get(id), all, active, queued, ended, put, refresh, act });
 })();

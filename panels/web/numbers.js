@@ -23,8 +23,8 @@ function draw() {
   if (!sizes.includes(now)) sizes.push(now);
   h3.fill(size, sizes, now);
   const made = snapped('frames'), words = [];
-  if (became.frames) words.push(`${became.frames} became ${made}`);
-  if (made !== null) words.push(`${String(made) === d.frames ? '' : `${d.frames} becomes `}${made} frames = ${(made / FPS).toFixed(2)} s at ${FPS} fps`);
+  const from = became.frames ? `${became.frames} became ` : String(made) === d.frames ? '' : `${d.frames} becomes `;
+  if (made !== null) words.push(`${from}${made} frames = ${(made / FPS).toFixed(2)} s at ${FPS} fps`);
   for (const name of ['width', 'height']) {
     const to = snapped(name);
     if (became[name]) words.push(`${name} ${became[name]} became ${to}`);

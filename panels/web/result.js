@@ -3,13 +3,15 @@ const q = (s) => element.querySelector(s);
 const card = q('.run'), video = q('video'), preview = q('.preview'), screen = q('.screen');
 const TITLES = { queued: 'Waiting', running: 'Generating', cancelling: 'Cancelling', done: 'Done', failed: 'Failed', cancelled: 'Cancelled', interrupted: 'Interrupted' };
 const AGAIN = ['failed', 'cancelled', 'interrupted'];
-let chosen = h3.state('chosen') || '', job = null, told = '', frame = '';
+let chosen = h3.state('chosen') || '', newest = '', job = null, told = '', frame = '';
 
 const mine = (one) => one.mine && one.kind === 'generate';
 
 function pick() {
   const pinned = chosen && h3.jobs.get(chosen);
-  return pinned || h3.jobs.active().find(mine) || h3.jobs.ended().find(mine) || h3.jobs.queued().find(mine) || null;
+  const next = newest && h3.jobs.get(newest);
+  if (pinned) return pinned;
+  return h3.jobs.active().find(mine) || (next && !next.ended && next) || h3.jobs.ended().find(mine) || h3.jobs.queued().find(mine) || null;
 }
 
 function choose(id) {
@@ -71,18 +73,19 @@ function screenOf() {
 
 async function again(verb) {
   try {
-    const { jobs, id } = await h3.jobs.act(job.id, verb);
-    choose('');
-    h3.emit('queued', id || (jobs && jobs[0].id));
+    const added = await h3.jobs.act(job.id, verb);
+    h3.jobs.put([added]);
+    h3.emit('queued', added.id);
   } catch (error) { trouble(error.message); }
 }
 
 async function newSeed() {
   const { request } = await h3.api('/jobs/' + encodeURIComponent(job.id));
   const seed = String(crypto.getRandomValues(new Uint32Array(1))[0]);
-  await h3.api('/jobs', { method: 'POST', body: { request: { ...bare(request), seed }, plans: [job.plan], keep_latents: true } });
-  h3.jobs.refresh();
-  choose('');
+  const body = { request: { ...bare(request), seed }, plans: [job.plan], keep_latents: job.keep_latents };
+  const { jobs } = await h3.api('/jobs', { method: 'POST', body });
+  h3.jobs.put(jobs);
+  h3.emit('queued', jobs[0].id);
 }
 
 async function toForm() {
@@ -151,6 +154,7 @@ function draw() {
   const fresh = !job || !next || next.id !== job.id || next.state !== job.state || next.video !== job.video;
   job = next;
   card.dataset.state = job ? job.state : 'idle';
+  card.dataset.id = job ? job.id : '';
   h3.write(q('.run-title'), job ? TITLES[job.state] : 'Result');
   h3.write(q('.run-phase'), job ? phase() : '');
   bar();
@@ -170,7 +174,8 @@ function draw() {
 h3.on('jobs', draw, element);
 h3.on('preview', ({ id, url }) => { if (job && job.id === id && !job.ended) showPreview(url); }, element);
 h3.on('choose', choose, element);
-h3.on('queued', () => {
+h3.on('queued', (id) => {
+  newest = id;
   choose('');
   if (matchMedia('(max-width: 860px)').matches) card.scrollIntoView({ behavior: matchMedia('(prefers-reduced-motion: reduce)').matches ? 'auto' : 'smooth' });
 }, element);

@@ -43,6 +43,7 @@ class Server:
         match = re.search(r"http://[^\s/]+", line)
         assert match, f"the console printed no address: {line!r}"
         self.url = match[0]
+        self.api("/health")  # the address is printed before the page is built
 
     def stop(self) -> None:
         """Ctrl-C, also with a tab still open; it must end by itself and well."""
@@ -69,7 +70,7 @@ class Server:
         request = urllib.request.Request(
             f"{self.url}/api/v1{path}", data=data, headers=headers, method=method
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -154,7 +155,7 @@ class Page:
         self.chrome.get(f"{self.url}/api/v1/session")
         self.js("localStorage.clear()")
 
-    def until(self, met: Callable[[], Any], seconds: float = 60.0) -> Any:
+    def until(self, met: Callable[[], Any], seconds: float = 30.0) -> Any:
         """The first true value of `met`."""
         deadline = time.monotonic() + seconds
         while not (value := met()):
@@ -207,9 +208,10 @@ class Page:
         """Takes an option of a <select>."""
         code = (
             "const s=document.querySelector(arguments[0]);s.value=arguments[1];"
-            "s.dispatchEvent(new Event('change',{bubbles:true}));return s.value"
+            "if(s.value!==arguments[1])return false;"
+            "s.dispatchEvent(new Event('change',{bubbles:true}));return true"
         )
-        self.until(lambda: self.js(code, css, value) == value)
+        self.until(lambda: self.js(code, css, value))
 
     def upload(self, *paths: Path) -> None:
         """Adds references and waits until they are listed."""
@@ -220,6 +222,18 @@ class Page:
     def state(self) -> str:
         """The state of the job in the result card."""
         return str(self.js("return document.querySelector('.run').dataset.state"))
+
+    def generate(self, css: str = "#part-go", words: str = "Generate") -> str:
+        """Presses a button that queues a job; returns the id of that job."""
+        known = "return h3.jobs.all().map(j=>j.id)"
+        before = set(self.js(known))
+        self.press(css, words)
+        return str(self.until(lambda: set(self.js(known)) - before).pop())
+
+    def ends(self, id: str, state: str = "done") -> None:
+        """Waits until the result card shows that a job ended so."""
+        shown = "const d=document.querySelector('.run').dataset;return [d.id,d.state]"
+        self.until(lambda: self.js(shown) == [id, state])
 
     def queue(self) -> list[str]:
         """The ids of the queue card's open jobs, in order."""

@@ -81,7 +81,7 @@ def test_a_server_that_is_killed_and_started_again_has_the_job_as_interrupted(
 ) -> None:
     page.fill("#prompt", "it will be cut short")
     page.fill("#steps", "1000")
-    page.click("#go")
+    page.generate()
     page.until(lambda: "denoise" in page.text(".run-phase"))
     console.kill()
     page.until(lambda: "The console does not answer" in page.text(".offline"))
@@ -97,5 +97,5 @@ def test_a_server_that_is_killed_and_started_again_has_the_job_as_interrupted(
     )
     page.press(".run-acts", "Retry")
     page.until(lambda: page.state() == "running")
-    page.press(".run-acts", "Cancel this job")
+    page.press(".run-acts", "Cancel")
     page.until(lambda: page.state() == "cancelled")

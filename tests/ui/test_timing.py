@@ -1,0 +1,108 @@
+"""The Timing panel in a real browser over the real demo model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ui.conftest import Page, Server
+from tests.ui.made import done, ended, enqueue
+
+
+@pytest.fixture(scope="module")
+def two(console: Server) -> tuple[str, str]:
+    """Ids of two done runs: 3 and 4 steps."""
+    return done(console, "timed", steps=3), done(console, "timed", steps=4)
+
+
+def bars(page: Page, css: str) -> list[dict[str, Any]]:
+    """Name and y of every trace that a plot draws."""
+    code = (
+        "const d=document.querySelector(arguments[0]);"
+        "return (d.data||[]).map(t=>({name:t.name,y:[...t.y]}))"
+    )
+    return list(page.js(code, css))
+
+
+def show(page: Page, id: str, **window: Any) -> None:
+    page.open(**window)
+    page.js("location.hash=arguments[0]", f"timing/{id}")
+    page.until(lambda: page.js("return document.querySelector('.tm')?.dataset.run") == id)
+    page.until(lambda: bars(page, ".tm-steps"))
+
+
+def test_a_stored_run_shows_its_stages_steps_and_columns(page: Page, two: tuple[str, str]) -> None:
+    show(page, two[0])
+    assert {"text encode", "denoise", "mux"} <= {b["name"] for b in bars(page, ".tm-fall")}
+    steps = bars(page, ".tm-steps")
+    assert [b["name"] for b in steps] == ["attention", "GEMM", "communication", "other"]
+    assert all(len(b["y"]) == 3 for b in steps)
+    names = [cell.text for cell in page.all(".tm-table tbody th")]
+    assert names[0] == "load" and names[-2:] == ["E2E", "peak memory"]
+    reference = page.all(".tm-table tbody tr")[names.index("reference encode")]
+    assert reference.text == "reference encode not measured"
+    assert "96x64" in page.text(".tm-shape") and "3 steps" in page.text(".tm-shape")
+
+
+def test_a_pinned_run_is_what_others_are_set_against(
+    console: Server, page: Page, two: tuple[str, str]
+) -> None:
+    show(page, two[0])
+    page.click(".tm-pin")
+    page.until(lambda: console.api("/runs/baseline")["id"] == two[0])
+    page.until(lambda: page.text(".tm-base") == "This run is the baseline.")
+    show(page, two[1])  # a new page: the pin is kept by the console
+    page.until(lambda: "this run" in page.text(".tm-table thead"))
+    assert "Its shape is another one (steps)" in page.text(".tm-base")
+    assert "baseline, whole step" in {b["name"] for b in bars(page, ".tm-steps")}
+    cells = page.js(
+        "const rows=[...document.querySelectorAll('.tm-table tbody tr')];"
+        "return [...rows.find(r=>r.cells[0].innerText==='E2E').cells].map(c=>c.innerText)"
+    )
+    now, base = (dict(console.api(f"/runs/{id}/timings")["columns"])["E2E"] for id in two[::-1])
+    assert cells[4].endswith("%")
+    sign = "+" if now > base else "−"
+    assert cells[3].startswith(sign) and cells[4].startswith(sign)
+    page.shot("1440_light_timing_baseline")
+    page.click(".tm-pin")  # this one instead
+    page.until(lambda: console.api("/runs/baseline")["id"] == two[1])
+    page.click(".tm-pin")
+    page.until(lambda: console.api("/runs/baseline")["id"] == "")
+
+
+def test_a_running_job_is_followed_step_by_step(
+    console: Server, page: Page, two: tuple[str, str]
+) -> None:
+    page.js("location.hash='timing'")
+    page.until(lambda: page.js("return document.querySelector('.tm')?.dataset.run"))
+    id = enqueue(console, "followed", steps=200, scheduler="simple")
+    page.until(lambda: page.js("return document.querySelector('.tm').dataset.run") == id)
+    page.until(lambda: page.text(".tm-live") == "live")
+    seen = set()
+
+    def grown() -> bool:
+        if page.js("return document.querySelector('.tm').dataset.run") == id:
+            seen.update(len(b["y"]) for b in bars(page, ".tm-steps")[:1])
+        return len(seen) >= 3
+
+    page.until(grown)
+    page.until(lambda: ended(console, id)["state"] == "done")
+    page.until(lambda: page.js("return document.querySelector('.tm-live').hidden"))
+    page.until(lambda: len(bars(page, ".tm-steps")[0]["y"]) == 200)
+
+
+def test_both_exports_are_linked(page: Page, two: tuple[str, str]) -> None:
+    show(page, two[0])
+    links = [link.get_attribute("href") for link in page.all(".tm a[download]")]
+    assert links == [f"{page.url}/api/v1/runs/{two[0]}/timings{end}" for end in ("", ".csv")]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_timing_is_not_wider_than_the_window(
+    page: Page, two: tuple[str, str], width: int, theme: str
+) -> None:
+    show(page, two[1], width=width, theme=theme)
+    page.shot(f"{width}_{theme}_timing")
+    assert page.overflow() == []
