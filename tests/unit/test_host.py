@@ -381,7 +381,7 @@ from app.console import Console
 if __name__ == "__main__":
     plan = presets.load_plan(presets.find("plans", "cpu"))
     with tempfile.TemporaryDirectory() as root, Console(Path(root), plan) as console:
-        while console.session.engine_state().state == "loading":
+        while console.session.engine_state().state not in ("ready", "failed"):
             time.sleep(0.05)
         print(console.session.engine_state().state)
         print([name for name in ("torch", "av", "scipy", "plotly") if name in sys.modules])
