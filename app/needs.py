@@ -74,14 +74,18 @@ def ram(
     elif past.peak_runs:
         needed, source = _needed((), past, outside=0)
     else:
-        needed, source = _needed(phases, past, outside=0)
+        needed = max((phase.bytes for phase in phases), default=None)
         needed = None if needed is None else needed + _CPU_ENGINE_RAM + media
+        source = "formula: weights, tensors of the worst phase, engine process; not measured"
     if needed is None or machine.ram_total is None or machine.ram_used is None:
         reason = "What it needs is not known before its files and references can be read."
         if needed is not None:
             reason = f"It needs about {gib(needed)}; how much RAM is free is not reported."
         return Need(what="RAM", verdict="unknown", reason=reason, needed=needed, source=source)
-    free = machine.ram_total - (0 if machine.engine_loaded else machine.ram_used)
+    ours = (
+        machine.engine_loaded and plan.device != "cuda"
+    )  # it gives its weights back or keeps them
+    free = machine.ram_total - (0 if ours else machine.ram_used)
     verdict = _verdict(needed, free)
     has = f"this machine has {gib(machine.ram_total)} of RAM"
     return Need(
@@ -141,7 +145,7 @@ def _needed(phases: tuple[Phase, ...], past: Past, *, outside: int) -> tuple[int
 
 
 def _others(gpu: Gpu, machine: Machine) -> int:
-    """Bytes that are not ours to take; while our own engine is loaded they cannot be told apart."""
+    """Bytes that are not ours to take; while our engine is loaded they cannot be told apart."""
     return 0 if machine.engine_loaded else gpu.used or 0
 
 

@@ -24,7 +24,7 @@ from app.validated import Validated, known
 from runtime.messages import Plan, Ref2VARequest
 
 SECTIONS = ("attention", "linear", "rms_rope")
-_LOADED = ("ready", "busy")
+_LOADED = ("ready", "busy")  # "loading" holds memory too
 
 
 class Planning:
@@ -41,7 +41,7 @@ class Planning:
 
     def machine(self) -> Machine:
         """As the newest sample shows it."""
-        loaded = self._session.engine_state().state in _LOADED
+        loaded = self._session.engine_state().state in (*_LOADED, "loading")
         return machine_of(self._telemetry.info(), self._telemetry.latest(), engine_loaded=loaded)
 
     def estimate(self, request: Ref2VARequest, plan: Plan) -> Estimate:

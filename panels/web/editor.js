@@ -17,10 +17,13 @@ function editorView(root) {
   function differences(a, b) {
     const out = [];
     for (const field of found ? found.fields : []) if (a[field.name] !== b[field.name]) out.push([field.title, a[field.name], b[field.name]]);
-    for (const [key, title] of Object.entries(FILES)) if ((a.models[key] || '') !== (b.models[key] || '')) out.push([title, a.models[key] || 'built in', b.models[key] || 'built in']);
+    for (const [key, title] of Object.entries(FILES)) {
+      if ((a.models[key] || '') !== (b.models[key] || '')) out.push([title.split(' folder')[0], file(a.models[key]), file(b.models[key])]);
+    }
     return out;
   }
 
+  const file = (path) => (path ? path.split('/').pop() : 'built in');
   const shown = (value) => (value === true ? 'on' : value === false ? 'off' : String(value));
 
   function listed(list, changes, none) {
@@ -36,7 +39,7 @@ function editorView(root) {
     const place = values.device === 'cuda' ? 'cuda:0' : 'cpu';
     const list = own.map((one) => {
       const there = one.devices.find((d) => d.device === place);
-      return { name: one.name, reason: there ? there.reason : 'no such device here', lossy: one.known && one.known.lossy };
+      return { name: one.name, reason: there ? there.reason : '', lossy: one.known && one.known.lossy };
     });
     if (!list.some((one) => one.name === values[field.name])) list.push({ name: values[field.name], reason: '' });
     return list;
@@ -70,6 +73,9 @@ function editorView(root) {
   }
 
   function help(field) {
+    if (field.name === 'device' && values.device === 'cuda' && found.machine && !found.devices.some((d) => d.device === 'cuda:0')) {
+      return `Not here: ${found.machine.no_cuda}.`;
+    }
     const chosen = field.section && choices(field).find((one) => one.name === values[field.name]);
     return chosen && chosen.reason ? `Not here: ${chosen.reason}.` : field.help;
   }
