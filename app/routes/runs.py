@@ -171,8 +171,8 @@ def _add_files(routes: APIRouter, console: Console, asked: Any) -> None:
         path = browse.file(console, job, records.TELEMETRY, "telemetry")
         return FileResponse(path, media_type="application/x-ndjson", headers=_CHANGING)
 
-    @routes.delete("/{id}", status_code=204)
-    def delete(id: str, who: User = asked) -> None:
+    @routes.delete("/{id}")
+    def delete(id: str, who: User = asked) -> dict[str, str]:
         """Deletes an ended or waiting run with its folder."""
-        job = browse.own(console, who, id)
-        console.session.remove(job.id)
+        console.session.remove(browse.own(console, who, id).id)
+        return {"deleted": id}

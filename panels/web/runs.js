@@ -9,7 +9,15 @@ function fail(error) {
   if (error) q('.rv-alert').scrollIntoView({ block: 'nearest' });
 }
 
-const one = runView(q('.rv-one'), fail, (id) => { chosen = chosen.filter((x) => x !== id); h3.go('runs'); refresh(); });
+// A deleted run leaves the list before it is shown again, or its picture would be asked for.
+function gone(id) {
+  runs = runs.filter((run) => run.id !== id);
+  chosen = chosen.filter((x) => x !== id);
+  draw();
+  h3.go('runs');
+}
+
+const one = runView(q('.rv-one'), fail, gone);
 const two = compareView(q('.rv-two'), fail);
 
 function options(select, items, first) {
@@ -58,7 +66,8 @@ function card(run) {
   li.dataset.id = run.id;
   li.dataset.state = run.state;
   const open = h3.make('a', 'rv-open');
-  open.href = '#runs/' + encodeURIComponent(run.id);
+  open.href = location.pathname + location.search + '#runs/' + encodeURIComponent(run.id);
+  open.target = '_self'; // the page's base names another target
   const words = h3.make('span', 'rv-words');
   const facts = [run.plan, run.width ? run.width + 'x' + run.height : '', run.frames ? run.frames + ' frames' : '', run.steps ? run.steps + ' steps' : ''];
   const state = badge(run.state), time = h3.make('span', '', [h3.when(run.created), duration(run)].filter(Boolean).join(' · '));

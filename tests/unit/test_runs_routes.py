@@ -261,7 +261,7 @@ def test_a_run_that_waits_has_a_record_without_a_folder(console: Console) -> Non
         assert alice.get(f"/runs/{job.id}").json()["state"] == "queued"
         assert alice.get(f"/runs/{job.id}/export").status_code == 404
         assert alice.get(f"/runs/{job.id}/timings").json()["stages"] == []
-        assert alice.delete(f"/runs/{job.id}").status_code == 204
+        assert alice.delete(f"/runs/{job.id}").json() == {"deleted": job.id}
     finally:
         console.session.pause(False)
 
@@ -270,7 +270,7 @@ def test_a_deleted_run_is_gone_with_its_folder_and_its_pin(console: Console) -> 
     job = made(console, "short life")
     alice = client(console)
     assert alice.put("/runs/baseline", json={"id": job.id}).json() == {"id": job.id}
-    assert alice.delete(f"/runs/{job.id}").status_code == 204
+    assert alice.delete(f"/runs/{job.id}").json() == {"deleted": job.id}
     assert not (console.root / job.id).exists()
     assert alice.get(f"/runs/{job.id}").status_code == 404
     assert alice.get("/runs/baseline").json() == {"id": ""}
