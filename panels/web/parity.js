@@ -20,7 +20,7 @@ const pictures = frameView(q('.pa-frames'));
 
 function buttons() {
   q('.pa-go').disabled = !chosen.length;
-  h3.write(q('.pa-go'), chosen.length === 1 ? 'Run 1 golden' : 'Run ' + chosen.length + ' goldens');
+  h3.write(q('.pa-go'), chosen.length ? 'Run ' + chosen.length + (chosen.length === 1 ? ' golden' : ' goldens') : 'Run');
 }
 
 // ---- settings
@@ -56,7 +56,7 @@ function where(d) {
 }
 
 function caseRow(result, index) {
-  const open = h3.button('rv-link', result.case, 'Show ' + result.case, () => show(index));
+  const open = h3.button('rv-link', nameOf(result), 'Show ' + nameOf(result), () => show(index));
   const pill = h3.make('span', 'pill', result.status);
   pill.dataset.status = result.status;
   const d = result.divergence && (result.divergence.staged || result.divergence.free);

@@ -72,13 +72,12 @@ function frameView(root) {
     for (const bar of strip.children) bar.toggleAttribute('data-here', Number(bar.dataset.frame) === at);
   }
 
-  // One bar a frame: its largest difference on a log scale; joins are shaded.
+  // One bar a frame: its largest difference; joins are shaded.
   function bars() {
-    const scale = largest(), floor = scale / 1e4;
+    const scale = largest();
     strip.replaceChildren(...frames.frames.map((f) => {
       const bar = h3.make('span', 'pa-bar-box', '', h3.make('i'));
-      const height = f.scale > floor ? 100 * (1 - Math.log10(scale / f.scale) / 4) : 0;
-      bar.firstChild.style.height = Math.max(height, f.equal ? 0 : 4) + '%';
+      bar.firstChild.style.height = f.equal ? '0' : Math.max(4, (100 * f.scale) / (scale || 1)) + '%';
       bar.dataset.frame = f.frame;
       if (f.join !== null) { bar.dataset.join = f.join; bar.title = 'temporal join at ' + f.join; }
       bar.addEventListener('click', () => go(f.frame));

@@ -15,9 +15,14 @@ function figure(x) {
 
 const cosine = (x) => (x === null ? '–' : x === 1 ? '1' : x > 0.999 ? '1 − ' + (1 - x).toExponential(1) : x.toFixed(5));
 const psnr = (x) => (x === null ? '–' : x.toFixed(1) + ' dB');
+const ORDER = ['x', 'velocity', 'velocity (negative)', 'denoised (positive)', 'denoised (negative)', 'denoised']; // as computed
+const byStep = (a, b) => a.step - b.step || ORDER.indexOf(a.quantity) - ORDER.indexOf(b.quantity);
 const gateOf = (d) => (d.limit ? d.limit + (d.limit_relative_l2 ? ' ' + d.limit_relative_l2.toExponential(1) : '') : 'not gated');
 
 const PLOTTED = /^(x|denoised|velocity)/;
+
+// The golden's file: copies of one case differ by it.
+const nameOf = (result) => (result.golden || result.case).replace(/^checkout\//, '');
 
 function caseView(root) {
   const find = (css) => root.querySelector(css);
@@ -70,7 +75,7 @@ function caseView(root) {
   }
 
   function traces(rows, at) {
-    const quantities = [...new Set(rows.map((d) => d.quantity))];
+    const quantities = ORDER.filter((quantity) => rows.some((d) => d.quantity === quantity));
     const colours = h3.palette();
     const lines = quantities.map((quantity, i) => {
       const own = rows.filter((d) => d.quantity === quantity).sort((a, b) => a.step - b.step);
@@ -99,14 +104,16 @@ function caseView(root) {
       div.parentElement.hidden = !rows.length;
       if (!rows.length) continue;
       const log = metric !== 'psnr', shown = (v) => (log ? Math.log10(v) : v);
-      const note = { xref: 'paper', x: 1, xanchor: 'right', y: shown(at), yanchor: 'bottom', showarrow: false, text: 'bit-equal', font: { color: h3.colour('good'), size: 11 } };
+      const tops = rows.flatMap((d) => (d.equal ? [] : [value(d)]).concat(metric === 'relative_l2' ? d.limit_relative_l2 : [])).filter((v) => v > 0);
+      const decades = Math.log10(Math.max(...tops, at) / at);
+      const note = { xref: 'paper', x: 1.01, xanchor: 'left', y: shown(at), yanchor: 'middle', showarrow: false, text: 'bit-equal', font: { color: h3.colour('good'), size: 11 } };
       const line = { type: 'line', xref: 'paper', x0: 0, x1: 1, y0: at, y1: at, line: { color: h3.colour('good'), width: 1, dash: 'dot' } };
       const equal = rows.some((d) => d.equal);
       h3.plot(div, traces(rows, at), {
         height: 270, uirevision: run + metric, hovermode: 'closest', showlegend: true,
-        margin: { l: 62, r: 10, t: 10, b: 40 },
+        margin: { l: 62, r: 60, t: 10, b: 40 },
         xaxis: { title: { text: 'step' }, dtick: rows.length > 60 ? undefined : 1, tickformat: 'd' },
-        yaxis: { type: log ? 'log' : 'linear', title: { text: METRICS[metric][0] }, exponentformat: 'power', dtick: undefined, nticks: 7 },
+        yaxis: { type: log ? 'log' : 'linear', title: { text: METRICS[metric][0] }, exponentformat: 'power', dtick: log ? Math.max(1, Math.ceil(decades / 7)) : undefined },
         annotations: equal ? [note] : [], shapes: equal ? [line] : [],
       });
     }
@@ -139,7 +146,7 @@ function caseView(root) {
   }
 
   function stepTable() {
-    const box = find('.pa-steps'), rows = steps(part).sort((a, b) => a.step - b.step);
+    const box = find('.pa-steps'), rows = steps(part).sort(byStep);
     box.hidden = !steps('video').length && !steps('audio').length;
     box.querySelector('thead').replaceChildren(head(['Step', 'max', 'mean', 'rel. L2', 'cosine', 'PSNR', 'gate', '']));
     box.querySelector('tbody').replaceChildren(...rows.map((d, i) => {
@@ -193,7 +200,7 @@ function caseView(root) {
       if (!runs.includes(run)) run = runs[0] || 'free';
       find('.pa-which').hidden = runs.length < 2;
       find('.pa-tables').hidden = !list.length;
-      h3.write(find('.pa-name'), result.case);
+      h3.write(find('.pa-name'), nameOf(result));
       h3.write(find('.pa-status'), result.status);
       find('.pa-status').dataset.status = result.status;
       find('.pa-settings').replaceChildren(...(result.settings || []).map((s) => h3.make('li', '', s.field + ' ' + s.value, h3.make('span', 'soft', ' ' + (s.from === 'plan' ? 'plan' : 'golden')))));
