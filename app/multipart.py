@@ -12,7 +12,6 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.incoming import Incoming
 
-_MOST_HEADER = 8192
 _FORM = "send one file as multipart/form-data, as `curl -F file=@picture.png` does"
 
 
@@ -39,7 +38,7 @@ class _Form:
         self._incoming: Incoming | None = None
         self._ended = self._writing = False
         self._header, self._value, self._disposition = b"", b"", b""
-        self._parser = MultipartParser(
+        self._parser = MultipartParser(  # limits the headers of a part itself
             options[b"boundary"],
             {
                 "on_part_begin": self._on_part,
@@ -82,10 +81,10 @@ class _Form:
         self._header, self._value = b"", b""
 
     def _on_field(self, data: bytes, start: int, end: int) -> None:
-        self._header = _grown(self._header, data[start:end])
+        self._header += data[start:end]
 
     def _on_value(self, data: bytes, start: int, end: int) -> None:
-        self._value = _grown(self._value, data[start:end])
+        self._value += data[start:end]
 
     def _on_header(self) -> None:
         if self._header.lower() == b"content-disposition":
@@ -107,9 +106,3 @@ class _Form:
 
     def _on_end(self) -> None:
         self._ended = True
-
-
-def _grown(text: bytes, more: bytes) -> bytes:
-    if len(text) + len(more) > _MOST_HEADER:
-        raise ValueError(f"a header of the upload is longer than {_MOST_HEADER} bytes; {_FORM}")
-    return text + more
