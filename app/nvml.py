@@ -60,7 +60,8 @@ class Gpus:
         self._gpus = self._merged(found)
         self.reason = "" if self._gpus else "the NVIDIA driver shows no GPU"
         alive = [None if gpu.lost else gpu.handle for gpu in self._gpus]
-        self.topology = topology(self._nvml, alive)
+        if None not in alive or len(self.topology) != len(alive):  # a lost one is joined as it was
+            self.topology = topology(self._nvml, alive)
 
     def close(self) -> None:
         """Gives NVML back."""

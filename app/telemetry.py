@@ -199,9 +199,10 @@ class Telemetry:
         return [line for _, line in sorted([*samples, *marks], key=lambda entry: entry[0])]
 
     def _run(self) -> None:
-        psutil.cpu_percent(None)  # the first answer is always 0.0
+        psutil.cpu_percent(None)  # the first answer, and one too soon after it, is always 0.0
         self._gpus.open()
-        due = now = opened = began = time.monotonic()
+        now = opened = began = time.monotonic()
+        due = now + 1 / MOST_HZ
         spent = time.thread_time()
         while not self._closing:
             if self._wake.wait(max(0.0, due - time.monotonic())):  # another rate, or the end

@@ -26,11 +26,12 @@ _TELEMETRY = (
     "<div class='tl-tiles' role='group' aria-label='GPUs; press one to hide its lines' hidden></div>"
     "<div class='tl-lane' hidden><span class='tl-lanename'>Stages</span>"
     "<div class='tl-stages' role='img' aria-label='Stages of the runs over time'></div></div>"
-    "<div class='tl-plots'></div>"
-    "<details class='more tl-linksbox' hidden><summary>Each NVLink</summary>"
-    "<div class='tl-links'></div></details>"
+    "<div class='tl-plots'></div><p class='tl-missing' hidden></p>"
+    "<div class='tl-wires'><details class='more tl-linksbox' hidden open><summary>Each NVLink</summary>"
+    "<div class='tl-links'></div><p class='tl-scale'></p></details>"
     "<details class='more tl-topobox' hidden open><summary>Topology</summary>"
     "<div class='scroll'><table class='tl-topo'></table></div><p class='tl-legend'></p></details>"
+    "</div>"
     "</section>"
 )
 

@@ -117,7 +117,9 @@ class FakeNvml:
         del self.calls[:-4000]
         if gpu.lost or gpu.gone:
             raise NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        if name in gpu.unsupported or "*" in gpu.unsupported:
+        if name in gpu.unsupported or (
+            "*" in gpu.unsupported and name not in ("nvmlDeviceGetUUID", "nvmlDeviceGetName")
+        ):
             raise NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _field(self, gpu: FakeGpu, id: int, scope: int) -> int | None:

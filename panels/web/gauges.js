@@ -124,6 +124,8 @@ function yRange(plot, limit, traces) {
   return { range: [-step * 1.12, step * 1.12], tickvals: ticks, ticktext: ticks.map((v) => String(Number(Math.abs(v).toPrecision(3)))) };
 }
 
+const LANE = ['text encode', 'reference encode', 'denoise', 'video VAE decode', 'audio VAE decode', 'mux']; // colours as in Timing
+
 // Bars of the stages between the marks of the runs; null where nothing ran.
 function lane(marks, view) {
   const bars = [];
@@ -135,12 +137,12 @@ function lane(marks, view) {
   });
   if (!bars.length) return null;
   const names = [...new Set(bars.map((b) => b.name))], colours = h3.palette();
-  const traces = names.map((name, k) => {
+  const traces = names.map((name) => {
     const mine = bars.filter((b) => b.name === name);
     return {
       type: 'bar', orientation: 'h', name, y: mine.map(() => 'stage'), base: mine.map((b) => clock(b.from)), x: mine.map((b) => (b.to - b.from) * 1000),
-      text: mine.map(() => name), textposition: 'inside', insidetextanchor: 'middle', constraintext: 'none', cliponaxis: true, textangle: 0, insidetextfont: { color: h3.colour('card'), size: 11 },
-      hoverinfo: 'text', hovertext: mine.map((b) => name + '<br>' + h3.seconds(b.to - b.from)), marker: { color: colours[k % colours.length] }, width: 0.9,
+      text: mine.map(() => name), textposition: 'inside', insidetextanchor: 'middle', constraintext: 'inside', textangle: 0, insidetextfont: { color: h3.colour('card'), size: 11 },
+      hoverinfo: 'text', hovertext: mine.map((b) => name + '<br>' + h3.seconds(b.to - b.from)), marker: { color: colours[(LANE.indexOf(name) + 8) % 8] }, width: 1,
     };
   });
   const layout = shape({}, view, null, []);

@@ -3,7 +3,7 @@ const q = (s) => element.querySelector(s);
 const store = readings(() => { dirty = true; });
 const REDRAW = { 120: 1000, 600: 2000, 1800: 5000 }; // window in seconds: milliseconds between drawings
 const hidden = new Set(); // UUIDs whose lines a person has switched off
-let dirty = false, span = h3.state('telemetry.window') || 120, zoom = null, revision = 0, drawnAt = 0, tiles = [], cards = [], built = null;
+let dirty = false, span = h3.state('telemetry.window') || 120, zoom = null, revision = 0, drawnAt = 0, took = 0, tiles = [], cards = [], built = null;
 
 const label = (gpu, place, all) => (gpu.cuda === null ? 'NVML ' + gpu.nvml_index : 'GPU ' + gpu.cuda);
 const names = () => store.held.info.gpus.map(label);
@@ -29,7 +29,7 @@ function build() {
 
 function tile(gpu, place) {
   const make = h3.make, head = make('span', 'tl-head');
-  const parts = { state: make('span', 'pill tl-state'), util: make('span', 'tl-big'), rest: make('span', 'tl-rest'), fill: make('span', 'tl-fill'), memory: make('span', 'tl-memory') };
+  const parts = { state: make('span', 'pill tl-state'), util: make('span', 'tl-big'), rest: make('span', 'tl-rest'), clock: make('span', 'tl-rest tl-clock'), fill: make('span', 'tl-fill'), memory: make('span', 'tl-memory') };
   head.append(make('span', 'tl-dot'), make('span', 'tl-name', label(gpu)), parts.state);
   const node = h3.button('tl-tile', '', '', () => {
     if (hidden.has(gpu.uuid)) hidden.delete(gpu.uuid); else hidden.add(gpu.uuid);
@@ -38,7 +38,7 @@ function tile(gpu, place) {
   });
   node.setAttribute('aria-pressed', !hidden.has(gpu.uuid));
   node.title = [gpu.name, gpu.uuid, 'bus ' + gpu.bus, gpu.compute && 'compute ' + gpu.compute, gpu.pcie, gpu.nvlinks && gpu.nvlinks + ' NVLinks', gpu.mig && 'MIG is on', gpu.cuda === null && 'not numbered by CUDA here'].filter(Boolean).join(' · ');
-  node.append(head, make('span', 'tl-numbers', '', parts.util, parts.rest), make('span', 'tl-bar', '', parts.fill), parts.memory);
+  node.append(head, make('span', 'tl-numbers', '', parts.util, parts.rest, parts.clock), make('span', 'tl-bar', '', parts.fill), parts.memory);
   node.style.setProperty('--tl-colour', 'var(--h3-plot-' + (place % 8 + 1) + ')');
   return { node, parts, gpu };
 }
@@ -59,7 +59,7 @@ const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     const card = entry.target.card;
     card.visible = entry.isIntersecting;
-    if (card.visible && latest()) drawCard(card);
+    if (card.visible && latest()) Promise.resolve(drawCard(card)).catch((error) => fail(error.message));
   }
 }, { rootMargin: '120px' });
 
@@ -84,20 +84,19 @@ function drawCard(card) {
     ({ traces, silent } = found);
     h3.write(card.told, found.now.length ? (found.now.length > 1 ? plot.told[0] + ' ' : '') + plot.told[1](found.now).toFixed(plot.digits) + ' ' + plot.unit : '');
   }
-  const none = !plot.host && silent.length === names().length;
-  card.node.classList.toggle('tl-mute', none);
-  card.div.hidden = none;
-  h3.write(card.note, none ? quiet(plot) : silent.length ? 'Not reported by ' + silent.map((place) => names()[place]).join(', ') : '');
+  h3.write(card.note, silent.length ? 'Not reported by ' + silent.map((place) => names()[place]).join(', ') : '');
   card.note.hidden = !card.note.textContent;
-  if (none) return;
-  h3.plot(card.div, traces, shape(plot, now, limit, traces)).then(() => wire(card)).catch((error) => fail(error.message));
+  return h3.plot(card.div, traces, shape(plot, now, limit, traces)).then(() => wire(card));
 }
 
-function quiet(plot) {
-  const shared = latest().gpus.some((g) => g.unified);
-  if (plot.key === 'pcie' && shared) return 'Not reported: CPU and GPU share one memory here.';
-  const lost = latest().gpus.every((g) => g.lost);
-  return lost ? 'Nothing in this window: the GPU is lost.' : 'Not reported.';
+// A number that no GPU reports has no plot, and one line says so.
+function missing() {
+  const { samples } = store.held, shared = latest().gpus.some((g) => g.unified);
+  const told = (plot) => plot.host || samples.some((s) => s.gpus.some((g) => plot.lines.some(([, value]) => value(g) !== null)));
+  for (const card of cards) card.node.hidden = !told(card.plot);
+  const gone = cards.filter((c) => c.node.hidden).map((c) => c.plot.title + (c.plot.key === 'pcie' && shared ? ' (CPU and GPU share one memory)' : ''));
+  h3.write(q('.tl-missing'), gone.length ? 'Not reported here: ' + gone.join(', ') + '.' : '');
+  q('.tl-missing').hidden = !gone.length;
 }
 
 // A range dragged in one plot holds for all; a double click goes back to the newest.
@@ -136,7 +135,8 @@ function drawTiles() {
     parts.state.hidden = !state;
     h3.write(parts.state, state);
     h3.write(parts.util, g.lost ? 'no answer' : g.util === null ? '–' : g.util + ' %');
-    h3.write(parts.rest, g.lost ? '' : [g.power !== null && Math.round(g.power) + ' W', g.temp !== null && g.temp + ' °C', g.sm_clock !== null && g.sm_clock + ' MHz'].filter(Boolean).join(' · '));
+    h3.write(parts.rest, g.lost ? '' : [g.power !== null && Math.round(g.power) + ' W', g.temp !== null && g.temp + ' °C'].filter(Boolean).join(' · '));
+    h3.write(parts.clock, g.sm_clock === null ? '' : g.sm_clock + ' MHz');
     parts.fill.style.width = g.mem_total ? (100 * g.mem_used / g.mem_total) + '%' : '0';
     const used = g.mem_total === null ? 'memory not reported' : (g.mem_used / GIB).toFixed(1) + ' of ' + (g.mem_total / GIB).toFixed(0) + ' GiB' + (g.unified ? ', shared with the CPU' : '');
     h3.write(parts.memory, g.lost ? 'looked for every 20 s' : used);
@@ -149,7 +149,7 @@ function drawTiles() {
 function drawLane() {
   const now = view(), found = lane(store.held.marks, now);
   q('.tl-lane').hidden = !found;
-  if (found) h3.plot(q('.tl-stages'), found.traces, found.layout).catch((error) => fail(error.message));
+  return found && h3.plot(q('.tl-stages'), found.traces, found.layout);
 }
 
 function drawHead() {
@@ -169,10 +169,13 @@ function draw() {
   if (!latest()) return;
   dirty = false;
   drawnAt = Date.now();
+  const begun = performance.now();
   drawTiles();
-  drawLane();
+  missing();
   links();
-  for (const card of cards) if (card.visible) drawCard(card);
+  Promise.all([drawLane(), ...cards.filter((c) => c.visible && !c.node.hidden).map(drawCard)])
+    .catch((error) => fail(error.message))
+    .finally(() => { took = performance.now() - begun; });
 }
 
 function fail(text) {
@@ -182,20 +185,22 @@ function fail(text) {
 
 // ---- each NVLink, and who is joined how
 
+let rows = []; // of cells, one row per GPU
 function links() {
   const newest = [...store.held.samples].reverse().find((s) => s.gpus.some((g) => g.links));
   q('.tl-linksbox').hidden = !newest;
   if (!newest || !q('.tl-linksbox').open) return;
   const rates = newest.gpus.map((g) => (g.links || []).map((pair) => pair.map((x) => x || 0)));
+  if (rates.map((r) => r.length).join() !== rows.map((r) => r.length).join()) {
+    rows = rates.map((all) => all.map(() => h3.make('span', 'tl-link')));
+    q('.tl-links').replaceChildren(...rows.flatMap((cells, place) => [h3.make('span', 'tl-linkname', names()[place]), h3.make('span', 'tl-linkrow', '', ...cells)]));
+  }
   const most = Math.max(1e9, ...rates.flat(2));
-  q('.tl-links').replaceChildren(...rates.flatMap((all, place) => {
-    const cells = all.map(([sent, got], link) => {
-      const cell = h3.make('span', 'tl-link');
-      cell.style.setProperty('--tl-heat', Math.round(100 * Math.max(sent, got) / most) + '%');
-      cell.title = names()[place] + ', link ' + link + ': ' + h3.bytes(sent) + '/s sent, ' + h3.bytes(got) + '/s received';
-      return cell;
-    });
-    return [h3.make('span', 'tl-linkname', names()[place]), h3.make('span', 'tl-linkrow', '', ...cells)];
+  h3.write(q('.tl-scale'), 'A full colour is ' + (most / 1e9).toFixed(1) + ' GB/s in one direction.');
+  rates.forEach((all, place) => all.forEach(([sent, got], link) => {
+    const cell = rows[place][link];
+    cell.style.setProperty('--tl-heat', Math.round(100 * Math.max(sent, got) / most) + '%');
+    cell.title = names()[place] + ', link ' + link + ': ' + (sent / 1e9).toFixed(2) + ' GB/s sent, ' + (got / 1e9).toFixed(2) + ' GB/s received';
   }));
 }
 
@@ -204,14 +209,15 @@ function topology(info) {
   const kinds = new Set();
   const head = h3.make('tr', '', '', h3.make('td'), ...info.gpus.map((g) => h3.make('th', '', label(g))));
   const rows = info.topology.map((row, a) => h3.make('tr', '', '', h3.make('th', '', label(info.gpus[a])), ...row.map((way) => {
-    kinds.add(/^NV\d/.test(way.kind) ? 'NV#' : way.kind);
+    kinds.add(way.kind);
     const cell = h3.make('td', '', way.kind);
     cell.dataset.kind = way.kind.replace(/\d+/, '');
     if (way.peer !== null) cell.title = way.peer ? 'reads the other’s memory directly' : 'no direct access to the other’s memory';
     return cell;
   })));
   q('.tl-topo').replaceChildren(head, ...rows);
-  const words = [...kinds].filter((k) => k !== 'X').map((k) => k + ': ' + info.legend[k]);
+  const meaning = (k) => (/^NV\d/.test(k) ? k.slice(2) + ' NVLinks' : info.legend[k]);
+  const words = [...kinds].filter((k) => k !== 'X').map((k) => k + ': ' + meaning(k));
   h3.write(q('.tl-legend'), words.join(' · '));
 }
 
@@ -246,7 +252,7 @@ h3.on('reset', () => { if (h3.shown(element)) store.whole(); }, element);
 // Runs only while the panel can be seen: what was missed meanwhile is fetched in one go.
 h3.every(250, element, () => {
   if (store.held.samples.length && h3.now() - store.last() > 4 && Date.now() - asked > 4000) { asked = Date.now(); store.rest(); }
-  if (dirty && Date.now() - drawnAt >= (drawnAt && !zoom ? REDRAW[span] : 0)) draw();
+  if (dirty && Date.now() - drawnAt >= Math.max(drawnAt ? REDRAW[span] : 0, 4 * took)) draw(); // a slow machine draws less often
 });
 let asked = 0;
 if (!REDRAW[span]) span = 120;
