@@ -22,18 +22,17 @@ class GradioTunnel:
 
     def __init__(self, *, api: str = GRADIO_API_SERVER) -> None:
         self._api = api
-        self._tunnel: _Tunnel | None = None
+        self._tunnel: QuietTunnel | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="h3-share-")  # until it is closed
 
     def open(self, port: int) -> str:
         """The public address; ValueError with the reason when there is none to be had."""
         host, remote_port, certificate = self._server()
-        _fetch_program()
         file = Path(self._folder.name) / "certificate.pem"
         file.write_text(certificate, encoding="ascii")
         token = secrets.token_urlsafe(32)
-        self._tunnel = _Tunnel(host, remote_port, "127.0.0.1", port, token, str(file))
-        return self._tunnel.start_tunnel()
+        self._tunnel = QuietTunnel(host, remote_port, "127.0.0.1", port, token, str(file))
+        return self._tunnel.run(_program())
 
     def close(self) -> None:
         """Ends the program that holds the tunnel."""
@@ -52,8 +51,12 @@ class GradioTunnel:
             raise ValueError(f"the share service {where} cannot be reached ({error})") from error
 
 
-class _Tunnel(tunneling.Tunnel):
+class QuietTunnel(tunneling.Tunnel):
     """Reads the program's output to its end instead of for ever, and says nothing itself."""
+
+    def run(self, program: Path) -> str:
+        """Starts frpc; the public address, or ValueError with its last words."""
+        return self._start_tunnel(str(program))
 
     def kill(self) -> None:
         if self.proc is not None:
@@ -81,7 +84,7 @@ def _drain(stream: IO[bytes]) -> None:
         pass
 
 
-def _fetch_program() -> None:
+def _program() -> Path:
     """Gradio downloads frpc once; a file that is not the one it should be is removed again."""
     path = Path(tunneling.BINARY_PATH)
     try:
@@ -94,6 +97,6 @@ def _fetch_program() -> None:
     wanted = tunneling.CHECKSUMS.get(tunneling.BINARY_URL)
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() == wanted:
-            return
+            return path
     path.unlink()
     raise ValueError(f"the tunnel program at {path} was not the expected one and was removed")

@@ -32,7 +32,7 @@ from tests.unit.media_clips import write_wav
 MEDIA = "/api/v1/media"
 ANNA, BEN = User(name="anna"), User(name="ben")
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
-NEW = {"id": "a", "prompt": "x"}
+NEW = {"id": "a", "prompt": "x", "references": []}
 HALF = b'--x\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\nab'
 READER = "runtime.media.probe_child"
 
@@ -300,12 +300,9 @@ def test_settings_come_out_of_our_own_mp4(web: TestClient, clip: Path, console: 
         ({"other": 1}, "holds no request"),
         ({"request": [1]}, "holds no request"),
         ({"request": {"prompt": 5}}, "cannot be read"),
-        (
-            {"request": NEW | {"references": [], "width": "wide"},
-            "cannot be read",
-        ),
-        ({"request": NEW | {"references": [], "width": 33}, "multiples of 32"),
-        ({"request": NEW | {"references": [{"path": 7}]}, "cannot be read"),
+        ({"request": NEW | {"width": "wide"}}, "cannot be read"),
+        ({"request": NEW | {"width": 33}}, "multiples of 32"),
+        ({"request": NEW | {"references": [{"path": 7}]}}, "cannot be read"),
     ],
 )
 def test_a_record_that_is_none_is_refused(
