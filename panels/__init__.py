@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from app.console import Console
 
 # Each a file here with TITLE and build(console, chip), its script and rules in web/.
-PANELS = ("generate", "layout", "timing", "parity", "runs")
+PANELS = ("generate", "layout", "timing", "telemetry", "parity", "runs")
 
 
 def build_ui(console: Console) -> gr.Blocks:
