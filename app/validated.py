@@ -18,6 +18,7 @@ from app.parity_runs import REPORT
 
 FILE = presets.FOLDER / "backends.toml"
 FIELDS = ("attention", "nvfp4", "fp8", "int8", "rms_rope")  # of a plan, each names a backend
+ALWAYS = ("attention", "rms_rope")  # used whatever the files hold
 PASSED = ("bit-equal", "pass", "info")
 _RECENT = 500  # jobs that are looked at
 _KEPT = 2000  # what they told
@@ -122,7 +123,7 @@ def _run(folder: Path, ended: float) -> Iterator[_Seen]:
         return
     resolved = (record.get("engine") or {}).get("resolved") or {}
     plan, device = record["plan"], str(resolved.get("device", ""))
-    used = {plan[name] for name in ("attention", "rms_rope") if resolved.get(name)}
+    used = {plan[name] for name in ALWAYS if resolved.get(name)}
     used |= {name.removeprefix("linear ") for name in resolved if name.startswith("linear ")}
     for backend in sorted(used):
         yield _Seen(backend=backend, ended=ended, device=device)
@@ -136,7 +137,9 @@ def _parity(folder: Path, ended: float) -> Iterator[_Seen]:
         return
     for result in report["results"]:
         for setting in result.get("settings", ()):
-            if setting["field"] in FIELDS and result["status"] != "unsupported":
+            # A plan names a backend for each stored format, used or not; a golden only those used.
+            used = setting["field"] in ALWAYS or setting["from"] == "golden"
+            if setting["field"] in FIELDS and used and result["status"] != "unsupported":
                 yield _Seen(
                     backend=setting["value"],
                     ended=ended,

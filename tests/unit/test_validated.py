@@ -60,7 +60,11 @@ class Past:
         (self._job("generate") / "run.json").write_text(json.dumps(record))
 
     def parity(self, device: str = "cpu", **cases: str) -> None:
-        settings = [{"field": "attention", "value": "sdpa", "from": "plan"}]
+        settings = [
+            {"field": "attention", "value": "sdpa", "from": "plan"},
+            {"field": "nvfp4", "value": "nvfp4_dequant", "from": "plan"},
+            {"field": "int8", "value": "int8_convrot", "from": "golden"},
+        ]
         results: list[dict[str, Any]] = [
             {"case": case, "status": status, "settings": settings} for case, status in cases.items()
         ]
@@ -94,6 +98,12 @@ def test_a_run_on_another_device_does_not_count(past: Past) -> None:
     past.run(device="NVIDIA H200")
     assert past.text() == "never run here"
     assert past.validated.states(["cpu", "NVIDIA H200"])["sdpa"].runs == 1
+
+
+def test_a_linear_backend_that_a_golden_does_not_use_is_not_counted(past: Past) -> None:
+    past.parity(a="bit-equal")
+    assert past.text("nvfp4_dequant") == "never run here"
+    assert past.text("int8_convrot") == "bit-equal on 1 golden"
 
 
 @pytest.mark.parametrize(
