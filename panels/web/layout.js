@@ -24,7 +24,12 @@ h3.on('plans', (plans) => { editor.plans(plans); pair.plans(plans); }, element);
 h3.on('backends', soon, element);
 h3.on('reset', soon, element);
 h3.on('job', (job) => { if (job.ended && h3.shown(element)) soon(); }, element);
-h3.on('tab', ({ tab }) => { if (tab === 'layout') soon(); }, element);
-if (h3.plans.get()) editor.plans(h3.plans.get());
-else h3.plans.refresh().catch((error) => fail(error.message));
-ask();
+
+// Plans may have been saved by somebody else since.
+function look() {
+  h3.plans.refresh().catch((error) => fail(error.message));
+  soon();
+}
+
+h3.on('tab', ({ tab }) => { if (tab === 'layout') look(); }, element);
+look();
