@@ -12,7 +12,6 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import panels
 from app import presets
 from app.access import Access
 from app.console import Console
@@ -62,8 +61,6 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True)
     args = parser.parse_args()
     plan = presets.load_plan(presets.find("plans", "cpu"))
-    if "telemetry" not in panels.PANELS:
-        panels.PANELS = (*panels.PANELS, "telemetry")
     with ExitStack() as opened:
         uploads = opened.enter_context(tempfile.TemporaryDirectory(prefix="h3-gradio-"))
         listening = opened.enter_context(listen("127.0.0.1", args.port))
