@@ -29,7 +29,7 @@ _PROMPT = (
     + "<button class='quiet clear' type='button'>Clear</button></div>"
     + field(
         "Prompt",
-        "<textarea id='prompt' data-field='prompt' rows='5' maxlength='20000' "
+        "<textarea id='prompt' data-field='prompt' rows='4' maxlength='20000' "
         "placeholder='What happens, how it looks, how it sounds'></textarea>",
     )
     + "<div class='tagbar' aria-label='Insert a reference into the prompt'></div>"
@@ -70,18 +70,21 @@ _NUMBERS = (
     + "<label class='check'><input type='checkbox' data-field='negative_references'> "
     "The negative side sees the references too</label></details>"
 )
-_GO = (
+_FIT = (
     "<div class='fields'>"
     + field("Plan", "<select id='plan' data-field='plan'></select>", "grow")
     + field("Compare with", "<select id='plan-b' data-field='plan_b'></select>", "grow")
     + "</div><label class='check'><input type='checkbox' data-field='keep_latents'> "
     "Keep the latents (for parity and comparison)</label>"
     "<section class='fit' aria-label='Before it runs' aria-live='polite'></section>"
+)
+_GO = (
     "<div class='alert' role='alert' hidden></div>"
     "<label class='check force' hidden><input type='checkbox' id='force'> "
     "Queue it all the same</label>"
-    "<div class='goes'><button id='go' class='primary' type='button' disabled>Generate</button>"
-    "<button class='quiet leave' type='button' hidden>Leave the job as it was</button>"
+    "<div class='goes'><span class='pill verdict' hidden></span>"
+    "<button id='go' class='primary' type='button' disabled>Generate</button>"
+    "<button class='quiet leave' type='button' title='Leave the job as it was' hidden>Discard</button>"
     "<span class='hint'>Ctrl + Enter</span></div>"
 )
 
@@ -93,7 +96,8 @@ def build(console: Console, chip: gr.HTML) -> None:
             part("prompt", _PROMPT, {"presets": _requests()})
             references.build()
             part("numbers", _NUMBERS, _choices())
-            part("go", _GO, scripts=("fit",))
+            part("fit", _FIT)
+            part("go", _GO)
         with gr.Column(scale=12, min_width=320, elem_classes="side"):
             result.build()
             queue.build()

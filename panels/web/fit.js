@@ -1,5 +1,6 @@
-// The preflight card: whether the request fits this machine on this plan, and why.
-const fit = element.querySelector('.fit');
+// Plans and the preflight card: whether the request fits this machine on this plan, and why.
+const q = (s) => element.querySelector(s);
+const fit = q('.fit');
 const VERDICTS = { fits: 'fits', tight: 'tight', no: 'does not fit', unknown: 'not known' };
 const ROLES = { dit: 'denoiser', text_encoder: 'text encoder', video_vae: 'video VAE', audio_vae: 'audio VAE' };
 let asking = null, opened = false;
@@ -43,7 +44,7 @@ function details(estimate) {
 
 function show(estimate) {
   const top = h3.make('div', 'fit-top');
-  top.append(pill(estimate.verdict), h3.make('span', 'fit-rows', `S = ${rows(estimate.rows.total)} rows`), h3.make('span', 'fit-mode', estimate.mode));
+  top.append(pill(estimate.verdict), h3.make('span', 'fit-rows', `S = ${rows(estimate.rows.total)} rows`), h3.make('span', 'fit-mode', estimate.mode === 'unknown' ? 'mode unknown' : estimate.mode));
   const table = h3.make('table', 'fit-table'), body = h3.make('tbody');
   body.append(needRow(estimate.vram, 'VRAM'), needRow(estimate.ram, 'RAM'), needRow(estimate.disk, 'Disk'), needRow(estimate.time, 'Time'));
   table.append(body);
@@ -74,3 +75,22 @@ async function preflight() {
 }
 
 const preflightSoon = h3.debounce(300, () => { if (h3.alive(element)) preflight(); });
+
+function fillPlans() {
+  const names = (h3.plans.get() || []).map((plan) => plan.name), d = h3.draft.get();
+  h3.fill(q('#plan'), names, d.plan);
+  h3.fill(q('#plan-b'), names, d.plan_b, 'nothing');
+}
+
+function plans() {
+  h3.plans.refresh().catch((error) => sayFit(error.message, 'no'));
+}
+
+h3.on('draft', preflightSoon, element);
+h3.on('plans', () => { fillPlans(); preflightSoon(); }, element);
+h3.on('tab', ({ tab }) => { if (tab === 'generate') preflightSoon(); }, element);
+h3.on('reset', plans, element);
+h3.draft.bind(element);
+fillPlans();
+preflight();
+plans();

@@ -1,18 +1,13 @@
-// Plans, the preflight card, and the button: queue the draft once, or save it into a queued job.
+// The button, with the verdict beside it: queue the draft once, or save it into a queued job.
 const q = (s) => element.querySelector(s);
 const goButton = q('#go'), leave = q('.leave'), alertBox = q('.alert'), force = q('.force');
 const HOLD_MILLISECONDS = 700; // a double click is one wish
+const VERDICTS = { fits: 'fits', tight: 'tight', no: 'does not fit', unknown: 'not known' };
 let busy = false;
 
 function say(text) {
   h3.write(alertBox, text);
   alertBox.hidden = !text;
-}
-
-function fillPlans() {
-  const names = (h3.plans.get() || []).map((plan) => plan.name), d = h3.draft.get();
-  h3.fill(q('#plan'), names, d.plan);
-  h3.fill(q('#plan-b'), names, d.plan_b, 'nothing');
 }
 
 function draw() {
@@ -61,17 +56,13 @@ function shortcut(event) {
   else if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && h3.at().tab === 'generate') { event.preventDefault(); generate(); }
 }
 document.addEventListener('keydown', shortcut);
-h3.on('draft', () => { draw(); preflightSoon(); }, element);
-h3.on('plans', () => { fillPlans(); preflightSoon(); }, element);
+h3.on('draft', draw, element);
 h3.on('estimate', (estimate) => {
+  const verdict = q('.verdict');
+  verdict.hidden = !estimate;
+  if (estimate) { verdict.dataset.verdict = estimate.verdict; h3.write(verdict, VERDICTS[estimate.verdict]); }
   force.hidden = !(estimate && estimate.needs_force && !estimate.blocked);
   if (force.hidden) q('#force').checked = false;
 }, element);
-h3.on('tab', ({ tab }) => { if (tab === 'generate') preflightSoon(); }, element);
-h3.draft.bind(element);
-fillPlans();
 draw();
 performance.mark('h3-ready'); // from here on the form can be used
-preflight();
-h3.plans.refresh().catch((error) => say(error.message));
-h3.on('reset', () => h3.plans.refresh().catch((error) => say(error.message)), element);

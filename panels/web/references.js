@@ -44,7 +44,8 @@ function plan(index) {
   if (!p) return '';
   if (p.problem) return p.problem;
   const words = [];
-  if (p.width) words.push(`encoded at ${p.width} × ${p.height}`);
+  const said = p.notes.some((note) => note.includes(`-> ${p.width}x${p.height}`)); // the note tells the size before, too
+  if (p.width && !said) words.push(`encoded at ${p.width} × ${p.height}`);
   if (p.kind === 'video' && p.frames) words.push(`${p.frames} frames kept`);
   words.push(`${(p.rows + p.text_rows).toLocaleString('en')} rows`);
   return [words.join(' · '), ...p.notes].join(' · ');

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_no_tab_is_wider_than_the_window(page: Page, width: int, theme: str) -> 
     page.open(width=width, theme=theme)
     for tab in PANELS:
         page.js("h3.go(arguments[0])", tab)
-        page.until(lambda: page.js(shown, tab))
+        page.until(partial(page.js, shown, tab))
         time.sleep(0.5)  # what a panel asks for when it opens has come
         page.shot(f"{tab}_{width}_{theme}")
         assert page.overflow() == [], tab
