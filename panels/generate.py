@@ -84,7 +84,8 @@ _GO = (
     "Queue it all the same</label>"
     "<div class='goes'><span class='pill verdict' hidden></span>"
     "<button id='go' class='primary' type='button' disabled>Generate</button>"
-    "<button class='quiet leave' type='button' title='Leave the job as it was' hidden>Discard</button>"
+    "<button class='quiet leave' type='button' hidden "
+    "title='Leave the job as it was'>Discard</button>"
     "<span class='hint'>Ctrl + Enter</span></div>"
 )
 
