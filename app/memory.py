@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from app.estimate import Phase
-from runtime.checkpoints.classify import Part
+from runtime.checkpoints.classify import Part, Residence
 from runtime.messages import Plan, Ref2VARequest
 
 BENCHMARK = "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.md"
@@ -56,32 +57,23 @@ def weights(parts: Mapping[str, Part], plan: Plan) -> dict[str, int]:
 
 
 def resident(part: Part, plan: Plan) -> int:
-    """Bytes of one model on the device (contract 1.4, 5.7, 6.6)."""
-    compute = _ITEM[plan.dtype]
-    formats = {quant.format for quant in part.quantised}
-    total = 0
-    for tensor in part.tensors:
-        if tensor.role == "marker":
-            continue
-        packed = tensor.quant in formats and tensor.quant != ""
-        numel = 1
-        for side in tensor.shape:
-            numel *= side
-        if packed:
-            total += tensor.bytes
-        elif part.role == "dit":
-            wide = tensor.role in ("island", "time", "table") or (
-                tensor.role == "adaln" and part.pruned
-            )
-            total += numel * (4 if wide else compute)
-        elif part.role == "text_encoder":
-            widened = tensor.role == "vision" and not tensor.name.endswith("pos_embed.weight")
-            total += 4 * numel if widened else tensor.bytes
-        elif part.role == "video_vae":
-            total += numel * _ITEM[plan.video_vae_dtype]
-        else:
-            total += 4 * numel
-    return total
+    """Bytes of one model on the device."""
+    rule = Residence(
+        role=part.role,
+        pruned=part.pruned,
+        compute=_ITEM[plan.dtype],
+        vae=_ITEM[plan.video_vae_dtype],
+    )
+    return sum(
+        rule.bytes(
+            tensor.role,
+            tensor.name,
+            numel=prod(tensor.shape),
+            stored=tensor.bytes,
+            packed=tensor.quant != "",
+        )
+        for tensor in part.tensors
+    )
 
 
 def phases(

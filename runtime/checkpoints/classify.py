@@ -15,7 +15,7 @@ from runtime.checkpoints.layer import LayerQuant
 from runtime.checkpoints.modes import KNOWN_MODELS, Mode, mode_of
 from runtime.checkpoints.roles import ROLES, own_names, present
 
-__all__ = ["Part", "QuantisedLayers", "Report", "TensorReport", "classify", "mode_of"]
+__all__ = ["Part", "QuantisedLayers", "Report", "Residence", "TensorReport", "classify", "mode_of"]
 
 _SCALES = (
     *("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale"),
@@ -151,7 +151,7 @@ def _part(header: Header, role: str, prefix: str, known: Path) -> Part:
         problem = str(error)
     infos = {name: header.tensors[stored] for name, stored in names.items()}
     pruned = role == "dit" and "adaln_t_table" in infos
-    dtypes = _Residence(role=role, quantised=bool(layers), pruned=pruned)
+    dtypes = Residence(role=role, pruned=pruned)
     tensors = tuple(_tensor(n, info, layers, shapes, dtypes) for n, info in infos.items())
     strangers = [tensor.name for tensor in tensors if tensor.role == "unknown"]
     if strangers and not problem:
@@ -197,21 +197,30 @@ def _unknown(header: Header) -> Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Residence:
-    """Which dtype a tensor has on the GPU (contract 1.4, bf16 compute, comfy island rounding)."""
+class Residence:
+    """Bytes of a tensor once it is loaded: the rules of the loaders (contract 1.4, 5.7, 6.6).
+
+    role: of the part. compute, vae: bytes of one number of the denoiser and of the video VAE.
+    """
 
     role: str
-    quantised: bool
     pruned: bool
+    compute: int = 2  # bf16
+    vae: int = 2  # fp16
 
-    def bytes(self, kind: str, info: TensorInfo) -> int:
+    def bytes(self, kind: str, name: str, *, numel: int, stored: int, packed: bool) -> int:
+        """kind: role of the tensor. Packed weights and their scales stay as they are stored."""
         if kind == "marker":
             return 0
-        if self.role != "dit" or kind not in ("island", "time", "adaln", "text"):
-            return info.nbytes
-        if self.quantised:
-            return 2 * info.numel
-        return 4 * info.numel if kind == "adaln" and self.pruned else info.nbytes
+        if packed:
+            return stored
+        if self.role == "dit":  # rounded islands are fp32 again afterwards
+            wide = kind in ("island", "time", "table") or (kind == "adaln" and self.pruned)
+            return numel * (4 if wide else self.compute)
+        if self.role == "text_encoder":
+            widened = kind == "vision" and not name.endswith("pos_embed.weight")
+            return 4 * numel if widened else stored
+        return numel * (self.vae if self.role == "video_vae" else 4)
 
 
 def _tensor(
@@ -219,7 +228,7 @@ def _tensor(
     info: TensorInfo,
     layers: Mapping[str, LayerQuant],
     shapes: Mapping[str, tuple[int, int]],
-    residence: _Residence,
+    residence: Residence,
 ) -> TensorReport:
     layer, _, suffix = name.rpartition(".")
     kind = _kind(residence.role, name, suffix)
@@ -231,7 +240,7 @@ def _tensor(
         dtype=info.dtype,
         shape=info.shape,
         bytes=info.nbytes,
-        gpu_bytes=info.nbytes if packed else residence.bytes(kind, info),
+        gpu_bytes=residence.bytes(kind, name, numel=info.numel, stored=info.nbytes, packed=packed),
         quant=quant.format if quant else "",
         layout=_layout(quant, suffix) if quant else "",
         padding=_padding(info, shapes[layer]) if quant and _tiled(quant, suffix) else "",
