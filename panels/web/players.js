@@ -111,7 +111,7 @@ function players(root) {
       if (url && video.src !== url) video.src = url;
       if (!url && video.hasAttribute('src')) { video.removeAttribute('src'); video.load(); }
     }
-    stage.style.setProperty('--aspect', sideA ? sideA.width + ' / ' + sideA.height : '16 / 9');
+    stage.style.setProperty('--aspect', sideA ? sideA.width / sideA.height : 16 / 9);
     find('.ab-seek').max = Math.max(0, frames - 1);
     for (const node of root.querySelectorAll('.ab-controls button, .ab-controls input, .ab-controls select, .ab-wipe')) node.disabled = !usable();
     now = 0;

@@ -69,7 +69,7 @@ function card(run) {
   open.href = location.pathname + location.search + '#runs/' + encodeURIComponent(run.id);
   open.target = '_self'; // the page's base names another target
   const words = h3.make('span', 'rv-words');
-  const facts = [run.plan, run.width ? run.width + 'x' + run.height : '', run.frames ? run.frames + ' frames' : '', run.steps ? run.steps + ' steps' : ''];
+  const facts = [run.plan, run.width ? run.width + 'x' + run.height : '', run.frames ? plural(run.frames, 'frame') : '', run.steps ? plural(run.steps, 'step') : ''];
   const state = badge(run.state), time = h3.make('span', '', [h3.when(run.created), duration(run)].filter(Boolean).join(' · '));
   words.append(h3.make('span', 'rv-title', run.prompt || (run.kind === 'parity' ? 'Parity run' : 'No prompt')), h3.make('span', 'rv-line', '', state, time), h3.make('span', 'rv-line', facts.filter(Boolean).join(' · ')));
   open.append(thumb(run), words);

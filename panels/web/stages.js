@@ -52,16 +52,18 @@ function deltaCells(now, base, words) {
   ];
 }
 
+const plural = (count, one) => count + ' ' + one + (count === 1 ? '' : 's');
+
 // The run in words: "960x544 · 124 frames · 12 steps · res_multistep beta · seed 440202".
 function shapeWords(shape) {
   if (!shape || !shape.width) return [];
-  const words = [shape.width + 'x' + shape.height, shape.frames + ' frames', shape.steps + ' steps'];
+  const words = [shape.width + 'x' + shape.height, plural(shape.frames, 'frame'), plural(shape.steps, 'step')];
   words.push(shape.sampler + ' ' + shape.scheduler, 'seed ' + shape.seed);
   if (shape.cfg !== 1) words.push('cfg ' + shape.cfg);
   const kinds = shape.references || [];
   for (const [kind, one] of [['image', 'picture'], ['video', 'video'], ['audio', 'sound']]) {
     const count = kinds.filter((k) => k === kind).length;
-    if (count) words.push(count + ' ' + one + (count > 1 ? 's' : ''));
+    if (count) words.push(plural(count, one));
   }
   return words;
 }
