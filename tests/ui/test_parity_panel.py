@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.ui.conftest import ROOT, Page, Server
+from tests.ui.made import ended
 
 GOLDENS = ROOT / "tests" / "goldens"
 IMG2IMG = "t2va_22f_img2img_denoise05"
@@ -62,10 +63,8 @@ def run(console: Server, spoilt: Path) -> str:
     name = console.api("/parity/goldens/folder", "POST", folder)["collection"]
     goldens = [f"checkout/{IMG2IMG}", "checkout/vae_decode_tlat9_32x48", f"{name}/spoilt_copy"]
     made = console.api("/parity", "POST", {"goldens": goldens})["job"]["id"]
-    page = console.api(f"/jobs/{made}")
-    while not page["ended"]:
-        page = console.api(f"/jobs/{made}")
-    assert page["state"] == "done", page
+    job = ended(console, made, 300)
+    assert job["state"] == "done", job
     return str(made)
 
 
