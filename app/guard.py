@@ -32,13 +32,14 @@ _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Frame-Options": "SAMEORIGIN",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer a form of the page has no Origin
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_PUBLIC = ("/login", "/logout")
+_PUBLIC = ("/login", "/logout", "/manifest.json")  # browsers fetch the last without a cookie
+_ASKING = ("/api/v1/preflight",)  # a POST that changes nothing
 # What the page calls of Gradio; its uploads, files, proxies and editors stay shut.
 _GRADIO = re.compile(
     r"/gradio_api/(queue/(join|data)|run/[^/]+/?|heartbeat/[^/]+|app_id|startup-events|theme\.css|"
@@ -178,7 +179,7 @@ class _Answering:
             path = self._request.url.path
             if path.startswith("/api/"):
                 headers.setdefault("Cache-Control", "no-store")
-                if self._request.method not in _SAFE:
+                if self._request.method not in _SAFE and path not in _ASKING:
                     self._note(path, message["status"])
         await self._send(message)
 
