@@ -127,8 +127,28 @@ def test_commands_read_their_arguments_before_gradio_is_loaded(module: str) -> N
 
 
 def test_no_page_template_can_run_what_a_user_wrote() -> None:
-    """gr.HTML evaluates ${...} and {{...}} in templates, and innerHTML runs markup."""
-    files = [*python_files("panels"), *(ROOT / "panels/web").glob("*.js")]
-    for file in files:
+    """gr.HTML evaluates ${...} and {{...}} of a template, so templates are constant text."""
+    for file in python_files("panels"):
         text = file.read_text(encoding="utf-8")
-        assert not any(bad in text for bad in ("${", "{{", "innerHTML", "insertAdjacentHTML")), file
+        assert not any(bad in text for bad in ("${", "{{")), file
+
+
+RUNS_MARKUP = (  # every way by which a script turns text into markup or into code
+    *("innerHTML", "outerHTML", "insertAdjacentHTML", "setHTML", "srcdoc", "document.write"),
+    *("DOMParser", "createContextualFragment", "new Function", "eval(", "javascript:"),
+    *("setAttribute('on", "setTimeout('", "setInterval('"),
+)
+
+
+@pytest.mark.parametrize("word", RUNS_MARKUP)
+def test_no_script_of_the_page_turns_text_into_markup_or_code(word: str) -> None:
+    scripts = list((ROOT / "panels/web").glob("*.js"))
+    assert len(scripts) > 10
+    assert [s.name for s in scripts if word in s.read_text(encoding="utf-8")] == []
+
+
+def test_the_shared_scripts_cannot_end_their_element_in_the_head() -> None:
+    from panels.theme import head  # imports Gradio
+
+    text = head()
+    assert text.count("<script") == text.count("</script") == 1
