@@ -27,6 +27,7 @@ from app.share import Share, Tunnel
 from runtime.families import FAMILIES
 from runtime.messages import Plan
 
+_POLL_SECONDS = 0.1  # Gradio looks at its queue 1000 times a second: 5 % of a core for nothing
 _RANDOM = "random"  # what a bare --token means
 
 
@@ -170,9 +171,11 @@ def mount(host: FastAPI, console: Console, access: Access, uploads: Path) -> Fas
         user = access.user(request)
         return user.name if user else None
 
+    page = build_ui(console)
+    page._queue.sleep_when_free = _POLL_SECONDS
     return gr.mount_gradio_app(
         host,
-        build_ui(console),
+        page,
         path="/",
         auth_dependency=name,
         theme=theme(),
