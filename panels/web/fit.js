@@ -53,6 +53,13 @@ function show(estimate) {
   fit.replaceChildren(top, ...(stop ? [h3.make('p', 'fit-stop', stop)] : []), table, details(estimate));
 }
 
+// The other plan of an A/B in one line: its verdict, and why it is not "fits".
+function second(estimate, plan) {
+  const needs = [estimate.vram, estimate.ram, estimate.disk, estimate.time].filter((need) => need.verdict === estimate.verdict);
+  const why = estimate.blocked || estimate.needs_force || (estimate.verdict === 'fits' ? '' : needs.map((need) => need.reason).join(' '));
+  fit.append(h3.make('div', 'fit-top', '', pill(estimate.verdict), h3.make('span', 'fit-rows', plan), h3.make('span', '', why)));
+}
+
 function sayFit(text, verdict) {
   fit.dataset.verdict = verdict || '';
   fit.replaceChildren(h3.make('p', verdict ? 'fit-stop' : 'fit-wait', text));
@@ -67,6 +74,8 @@ async function preflight() {
     const estimate = await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan: h3.draft.get().plan }, signal });
     show(estimate);
     h3.emit('estimate', estimate);
+    const { plan_b } = h3.draft.get();
+    if (plan_b) second(await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan: plan_b }, signal }), plan_b);
   } catch (error) {
     if (error.name === 'AbortError') return;
     sayFit(error.message, 'no');

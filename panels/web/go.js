@@ -56,7 +56,16 @@ function shortcut(event) {
   else if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && h3.at().tab === 'generate') { event.preventDefault(); generate(); }
 }
 document.addEventListener('keydown', shortcut);
+// A job that has started can no longer be changed: what was edited stays, for a new job.
+function started() {
+  const { editing } = h3.draft.get(), job = editing && h3.jobs.get(editing);
+  if (!editing || !h3.jobs.loaded || (job && job.state === 'queued')) return;
+  h3.draft.set({ editing: '' });
+  if (!busy) say('The job that you were editing waits no longer; your changes are in the form, for a new one.');
+}
+
 h3.on('draft', draw, element);
+h3.on('jobs', started, element);
 h3.on('estimate', (estimate) => {
   const verdict = q('.verdict');
   verdict.hidden = !estimate;

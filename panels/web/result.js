@@ -125,6 +125,8 @@ function actions() {
   if (AGAIN.includes(job.state)) list.push(act('Retry', 'Queue this job again', () => again('retry')));
   list.push(act('Load into form', 'Put its settings into the form', toForm));
   if (job.state === 'done') list.push(act('Redo', 'Queue the same again', () => again('duplicate')), act('New seed', 'Queue the same with another seed', newSeed));
+  const other = job.group && h3.jobs.all().find((one) => one.group === job.group && one.id !== job.id && one.state === 'done');
+  if (other && job.state === 'done') list.push(act('Compare', `Compare it with the run of plan ${other.plan}`, () => h3.go('runs', `${job.id}..${other.id}`)));
   if (job.ended && job.started) list.push(act('Timing', 'Open its times', () => h3.go('timing', job.id)));
   q('.run-acts').replaceChildren(...list);
 }

@@ -197,7 +197,7 @@ class Page:
         code = (
             "const b=[...document.querySelectorAll(arguments[0]+' button')].find(b=>"
             "b.innerText===arguments[1]||b.getAttribute('aria-label')===arguments[1]);"
-            "if(!b||b.disabled)return false;b.click();return true"
+            "if(!b||b.disabled||!b.offsetParent)return false;b.click();return true"
         )
         self.until(lambda: self.js(code, css, words))
 

@@ -171,6 +171,26 @@ def test_a_reference_is_dragged_to_another_place(page: Page, files: dict[str, Pa
     page.until(lambda: page.texts(".ref-name") == ["bell.wav", "boat.png", "gull.png"])
 
 
+def test_a_video_is_muted_or_takes_the_sound_of_another_file(
+    page: Page, console: Server, files: dict[str, Path], tmp_path: Path
+) -> None:
+    job = page.generate()
+    page.ends(job)
+    video = tmp_path / "clip.mp4"
+    video.write_bytes((console.folder / job / "result.mp4").read_bytes())
+    page.all("input.pick")[0].send_keys(str(video))
+    page.press(".dropped", "Use it as a reference instead")
+    page.until(lambda: page.texts(".ref-tag") == ["<Video 1>"])
+    page.press(".ref", "Leave its sound out")
+    assert page.js("return h3.form().references[0].mute") is True
+    page.press(".ref", "Replace its sound by a sound file")
+    page.all("input.pick-sound")[0].send_keys(str(files["bell.wav"]))
+    page.until(lambda: "with the sound of bell.wav" in page.text(".ref"))
+    made = page.js("return h3.form().references[0]")
+    assert made["soundtrack"] and made["mute"] is False
+    page.until(lambda: "rows" in page.text(".ref-plan"))
+
+
 def test_what_will_be_done_to_a_reference_is_said_before_the_run(
     page: Page, files: dict[str, Path]
 ) -> None:
