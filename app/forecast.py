@@ -19,6 +19,15 @@ class Forecast:
     wait: float | None = None
 
 
+def forecast(job: Job, jobs: JobStore, history: History, runner: Runner) -> Forecast:
+    """Of one job; of a running one without a look at the queue."""
+    if job.over:
+        return Forecast()
+    if job.state != "queued":
+        return Forecast(eta=_eta(job, None, history, runner), wait=0.0)
+    return forecasts(jobs, history, runner).get(job.id, Forecast())
+
+
 def forecasts(jobs: JobStore, history: History, runner: Runner) -> dict[str, Forecast]:
     """Of every open job, by id."""
     status = runner.status

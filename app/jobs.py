@@ -19,7 +19,7 @@ from runtime.messages import Plan, Ref2VARequest
 __all__ = ["ENDED", "OPEN", "Job", "JobStore", "Kind", "State"]
 
 _CHANGEABLE = ("state", "started", "ended", "stage", "done", "total", "reason", "times")
-_CACHED = 4096  # decoded jobs kept; only this process writes, so a write drops exactly its own
+_CACHED = 1024  # decoded jobs kept; only this process writes, so a write drops exactly its own
 
 
 class JobStore:
@@ -75,15 +75,22 @@ class JobStore:
         sql = f"SELECT count(*) FROM jobs WHERE state = 'queued'{clause}"
         return int(self._db.rows(sql, values)[0][0])
 
+    def ids(self) -> frozenset[str]:
+        """Of every job."""
+        return frozenset(row["id"] for row in self._db.rows("SELECT id FROM jobs"))
+
     def counts(self) -> dict[tuple[str, str], int]:
         """How many jobs there are by (kind, state)."""
         sql = "SELECT kind, state, count(*) FROM jobs GROUP BY kind, state"
         return {(row[0], row[1]): row[2] for row in self._db.rows(sql)}
 
     def times(self) -> Iterator[tuple[Job, dict[str, float]]]:
-        """Done jobs with the seconds of their stages, oldest first."""
-        sql = "SELECT id, times FROM jobs WHERE state = 'done' AND times != '{}' ORDER BY ended"
-        for row in self._db.rows(sql):
+        """The newest thousand done jobs with the seconds of their stages, oldest first."""
+        sql = (
+            "SELECT id, times FROM jobs WHERE state = 'done' AND times != '{}' "
+            "ORDER BY ended DESC LIMIT 1000"
+        )
+        for row in reversed(self._db.rows(sql)):
             if (job := self.get(row["id"])) is not None:
                 yield job, json.loads(row["times"])
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from app import runs, stored
+from app import records, runs, stored
 from app.history import times_of
 from app.jobs import ENDED, Job, JobStore, State
 from runtime.media.files import remove_parts
@@ -40,10 +40,10 @@ def recover(jobs: JobStore, root: Path) -> tuple[Job, ...]:
 
 def adopt(jobs: JobStore, root: Path, owner: str) -> int:
     """Puts runs that `launch.py generate` made here into the history; returns how many."""
-    count = 0
+    count, known = 0, jobs.ids()
     for file in sorted(root.glob("*/run.json")):
         id = file.parent.name
-        if jobs.get(id) is not None or not _NAME.fullmatch(id):
+        if id in known or file.parent.is_symlink() or not _NAME.fullmatch(id):
             continue
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
@@ -122,6 +122,9 @@ def _settle(job: Job, folder: Path) -> dict[str, Any]:
             stages.append(event)
         elif kind == "Result":
             state, last, stages = "done", event, event["stages"]
+            if event["video"] and not job.keep_latents:
+                (folder / records.LATENTS).unlink(missing_ok=True)
+                event["latents"] = None
         elif kind == "Failure":
             state, last = ("cancelled" if event["cancelled"] else "failed"), event
     if last is None:
@@ -156,7 +159,10 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
     file = folder / "events.jsonl"
     if not file.is_file():
         return
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if line.endswith("\n"):  # the kill may have cut the last one
-                yield json.loads(line)
+            try:
+                event: dict[str, Any] = json.loads(line)
+            except ValueError:  # a kill cuts the last line, a power cut leaves zeros
+                return
+            yield event

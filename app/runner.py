@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from runtime.engine import Engine
 from runtime.messages import Event, Failure, Plan, Preview, Progress, Ready, Result
 
 _PUBLISH_SECONDS = 0.1  # between two progress events of a load
-_STOPPED = "the console was stopped while this job ran; retry it"
+STOPPED = "the console was stopped while this job ran; retry it"
 
 
 class Marks(Protocol):
@@ -187,11 +187,16 @@ class Runner:
             finally:
                 with self._lock:
                     self._loading_for = ""
-            if self._jobs.need(job.id).state == "cancelling" or self._stopping.is_set():
-                return Failure(request_id=job.id, stage="load", reason="cancelled", cancelled=True)
-            if not alive:
+            if not alive and not self._unwanted(job):
                 return Failure(request_id=job.id, stage="load", reason=self._status.reason)
+            if not alive:  # killed because of it, which is no failure to show
+                self.unload()
+        if self._unwanted(job):
+            return Failure(request_id=job.id, stage="load", reason="cancelled", cancelled=True)
         return None
+
+    def _unwanted(self, job: Job) -> bool:
+        return self._stopping.is_set() or self._jobs.need(job.id).state == "cancelling"
 
     def _generate(self, job: Job, record: Run) -> Result | Failure:
         engine, ready = self._engine, self._status.ready
@@ -200,19 +205,20 @@ class Runner:
         self._tell(replace(self._status, state="busy", reason=""))
         self._live = Live(id=job.id, stage="start", began=began, stage_began=began)
         self._marks.mark(f"run on {job.plan.name}", "run", job.id)
-        record.add(ready)
         last: Result | Failure | None = None
-        for event in engine.generate(job.request, out=record.folder):
-            record.add(event)
-            self._fold(job, event)
-            if isinstance(event, Result | Failure):
-                last = event
+        try:
+            record.add(ready)
+            for event in engine.generate(job.request, out=record.folder):
+                record.add(event)
+                self._fold(job, event)
+                if isinstance(event, Result | Failure):
+                    last = event
+        finally:
+            self._marks.mark("run ends", "run", job.id)
+            reason = last.reason if isinstance(last, Failure) else ""
+            state: EngineState = "ready" if engine.alive else "failed"
+            self._tell(replace(self._status, state=state, reason="" if engine.alive else reason))
         assert last is not None, "the last event of an engine is Result or Failure"
-        self._marks.mark("run ends", "run", job.id)
-        if engine.alive:
-            self._tell(replace(self._status, state="ready"))
-        else:
-            self._tell(replace(self._status, state="failed", reason=_reason(last)))
         return last
 
     def _save_telemetry(self, job: Job, began: float) -> str:
@@ -240,8 +246,10 @@ class Runner:
     def _ending(self, job: Job, last: Result | Failure) -> tuple[State, str]:
         if isinstance(last, Result):
             return "done", ""
+        if self._stopping.is_set():  # told to stop, or killed because it did not
+            return "interrupted", STOPPED
         if last.cancelled:
-            return ("interrupted", _STOPPED) if self._stopping.is_set() else ("cancelled", "")
+            return "cancelled", ""
         died = last.stage != "load" and (self._engine is None or not self._engine.alive)
         return "interrupted" if died else "failed", last.reason
 
@@ -265,12 +273,3 @@ class Runner:
         if moved_on or now - self._published >= _PUBLISH_SECONDS:
             self._published = now
             self._hub.publish("engine", engine_json(status))
-
-
-ParityRun = Callable[
-    [Job, Path, Callable[[str, int, int], None], Callable[[], bool]], tuple[State, str]
-]
-
-
-def _reason(last: Result | Failure) -> str:
-    return last.reason if isinstance(last, Failure) else "the engine died after the run"

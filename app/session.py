@@ -1,8 +1,7 @@
-"""The queue's master: checks and enqueues jobs, and runs them one after another in a thread."""
+"""The queue's master: checks and enqueues jobs, changes them, tells how they are."""
 
 from __future__ import annotations
 
-import logging
 import shutil
 import threading
 import time
@@ -14,22 +13,21 @@ from typing import Any
 from app import media, preflight, recovery, runs
 from app.announcer import Announcer, Publisher, Shape
 from app.errors import TooMany, WrongState
-from app.forecast import Forecast, forecasts
+from app.feeder import Feeder, ParityRun
+from app.forecast import Forecast, forecast, forecasts
 from app.history import History, Typical
 from app.jobs import Job, JobStore
 from app.live import EngineStatus, Live
-from app.runner import Marks, ParityRun, Runner
+from app.runner import Marks, Runner
 from runtime.families import FAMILIES
 from runtime.messages import Plan, Ref2VARequest
 
-_LOG = logging.getLogger(__name__)
 MOST_OF_ONE, MOST_OF_ALL = 100, 500  # jobs that wait
 MOST_CHARACTERS = 7000  # of a prompt
-_LOOK_SECONDS = 1.0  # between two looks at an idle engine
 
 
 class Session:
-    """Owns one engine and the thread that feeds it; every method may be called from any thread."""
+    """Owns one engine and the feeder of it; every method may be called from any thread."""
 
     def __init__(
         self,
@@ -52,7 +50,6 @@ class Session:
         self._jobs = jobs
         self._hub = hub
         self._root = root
-        self._parity = parity
         self._history = History()
         recovery.recover(jobs, root)
         recovery.adopt(jobs, root, owner)
@@ -64,10 +61,9 @@ class Session:
             jobs, hub, root, self._announcer, self._history, families=families, marks=marks
         )
         self._adding = threading.Lock()
-        self._wake = threading.Condition()
-        self._poked = self._unloading = self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="session", daemon=True)
-        self._thread.start()
+        self._feeder = Feeder(
+            jobs, root, self._runner, self._announcer, parity, plan=plan, moved=self._tell_queue
+        )
 
     # ---- what runs and waits
 
@@ -81,7 +77,11 @@ class Session:
 
     def eta(self, job: Job) -> float | None:
         """Seconds that an open job needs (still); None without a done run of its class."""
-        return self.forecasts().get(job.id, Forecast()).eta
+        return self.forecast(job).eta
+
+    def forecast(self, job: Job) -> Forecast:
+        """What is left of an open job, and what it waits for."""
+        return forecast(job, self._jobs, self._history, self._runner)
 
     def forecasts(self) -> dict[str, Forecast]:
         """For every open job."""
@@ -163,7 +163,7 @@ class Session:
         """Holds the queue after the running job, or lets it go on; survives a restart."""
         self._jobs.paused = paused
         self._tell_queue()
-        self._poke()
+        self._feeder.poke()
 
     def remove(self, id: str) -> None:
         """Deletes a job that does not run, with its folder."""
@@ -182,20 +182,11 @@ class Session:
         running = [job for job in self._jobs.queue() if job.state != "queued"]
         if running:
             raise WrongState(f"job {running[0].id} is running; wait for it or cancel it first")
-        with self._wake:
-            self._unloading = True
-            self._wake.notify()
+        self._feeder.unload()
 
     def close(self, *, grace_seconds: float = 10.0) -> None:
         """Interrupts what runs and ends the engine; what waits goes on at the next start."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._runner.stop()
-        self._thread.join(grace_seconds)
-        if self._thread.is_alive():
-            self._runner.kill()
-            self._thread.join()
+        self._feeder.close(grace_seconds)
         self._announcer.close()
 
     def __enter__(self) -> Session:
@@ -203,71 +194,6 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- the thread: it also spawns the ranks, which live as long as it does
-
-    def _serve(self) -> None:
-        if self._jobs.paused or not self._jobs.waiting():
-            self._runner.load(self.plan)
-        self._poke()
-        while (job := self._take()) is not None:
-            self._tell_queue()
-            self._announcer.job(job.id)
-            try:
-                if job.kind == "parity":
-                    self._run_parity(job)
-                else:
-                    self._runner.run(job)
-            except Exception as error:  # a fault of ours in one job may not end the queue
-                _LOG.exception("job %s", job.id)
-                reason = f"the console failed: {type(error).__name__}: {error}"
-                self._runner.settle(job.id, state="failed", reason=reason, ended=time.time())
-            self._tell_queue()
-            self._poke()
-        self._runner.unload("closed")
-
-    def _take(self) -> Job | None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(
-                    lambda: self._poked or self._unloading or self._closing, _LOOK_SECONDS
-                )
-                poked, unloading = self._poked, self._unloading
-                self._poked = self._unloading = False
-                if self._closing:
-                    return None
-            if unloading:
-                self._runner.unload()
-            if poked and (job := self._claim()) is not None:
-                return job
-            self._runner.look()
-
-    def _claim(self) -> Job | None:
-        """The next job; while the disk takes nothing none is begun, and the engine says why."""
-        try:
-            return self._jobs.claim()
-        except OSError as error:
-            self._runner.complain(str(error))
-            time.sleep(_LOOK_SECONDS)
-            self._poke()
-            return None
-
-    def _run_parity(self, job: Job) -> None:
-        self._runner.unload()  # its memory is needed; nothing runs beside a job
-
-        def progress(stage: str, done: int, total: int) -> None:
-            self._jobs.progress(job.id, stage, done, total)
-            self._announcer.job(job.id)
-
-        def cancelled() -> bool:
-            return self._closing or self._jobs.need(job.id).state == "cancelling"
-
-        state, reason = self._parity(job, self._root / job.id, progress, cancelled)
-        if self._closing and state == "cancelled":
-            state, reason = "interrupted", "the console was stopped while this job ran; retry it"
-        now = self._jobs.need(job.id)
-        ended = {"stage": now.stage, "done": now.done, "total": now.total, "ended": time.time()}
-        self._runner.settle(job.id, state=state, reason=reason, **ended)
 
     # ---- inside
 
@@ -283,7 +209,7 @@ class Session:
 
     def _add(self, owner: str, *jobs: Job) -> tuple[Job, ...]:
         with self._adding:  # two clients may not both take the last place
-            if self._closing:
+            if self._feeder.closing:
                 raise ValueError("the console is closing; start it again")
             for waiting, most, whose in (
                 (self._jobs.waiting(owner), MOST_OF_ONE, "of your jobs"),
@@ -296,7 +222,7 @@ class Session:
                     )
             added = self._jobs.add(*jobs)
         self._tell_queue()
-        self._poke()
+        self._feeder.poke()
         return added
 
     def _again(self, job: Job, *, group: str, attempt: int) -> Job:
@@ -321,11 +247,6 @@ class Session:
 
     def _tell_queue(self) -> None:
         self._hub.publish("queue", {"paused": self._jobs.paused})
-
-    def _poke(self) -> None:
-        with self._wake:
-            self._poked = True
-            self._wake.notify()
 
 
 def _new(owner: str, request: Ref2VARequest, plan: Plan, group: str, keep_latents: bool) -> Job:

@@ -99,8 +99,9 @@ def job_json(
     forecasts: of the session, for a caller that asks for many jobs.
     """
     if forecasts is None:
-        forecasts = {} if job.over else console.session.forecasts()
-    forecast = forecasts.get(job.id, Forecast())
+        forecast = console.session.forecast(job)
+    else:
+        forecast = forecasts.get(job.id, Forecast())
     place = {"id": job.id, "state": job.state, "position": job.position, "kind": job.kind}
     place |= {"eta_seconds": forecast.eta, "wait_seconds": forecast.wait}
     if not (who.admin or who.name == job.owner):
