@@ -71,6 +71,21 @@ def test_counters_become_bytes_per_second_and_nvlink_counts_kib_over_all_links()
     assert (second["nvlink_tx"], second["pcie_rx"]) == (1 << 20, 1500)
 
 
+def test_the_rates_times_their_spans_are_the_bytes_that_were_moved() -> None:
+    nvml = h200s(1)
+    gpus, times = opened(nvml), (0.0, 0.1, 0.25, 1.0, 1.1)
+    nvml.gpus[0].counters["nvlink_tx"] = 7
+    moved, sent = 0.0, 0
+    before = times[0]
+    for now in times:
+        rate = read(gpus, now)[0]["nvlink_tx"]
+        moved += (rate or 0) * (now - before)
+        before = now
+        nvml.gpus[0].counters["nvlink_tx"] += 1_000_000
+        sent += 1_000_000 * 1024
+    assert moved == pytest.approx(sent - 1_000_000 * 1024, rel=1e-6)  # the last is not read
+
+
 def test_each_link_has_a_rate_of_its_own() -> None:
     nvml = h200s(1)
     gpus = opened(nvml)
@@ -160,6 +175,26 @@ def test_a_lost_gpu_keeps_its_place_and_is_found_again(gone: bool) -> None:
     assert [sample["lost"] for sample in read(gpus, 4.0)] == [False] * 3
     assert [facts.nvml_index for facts in gpus.facts] == [0, 1, 2]
     assert nvml.opened == 1
+
+
+def test_a_gpu_that_appears_later_comes_last_and_takes_no_number_of_another() -> None:
+    nvml = h200s(3)
+    nvml.gpus[0].gone = True
+    gpus = opened(nvml)
+    assert [f.cuda for f in gpus.facts] == [0, 1]
+    nvml.gpus[0].gone = False
+    gpus.open()
+    assert [f.uuid for f in gpus.facts] == [nvml.gpus[i].uuid for i in (1, 2, 0)]
+    assert [f.cuda for f in gpus.facts] == [0, 1, None]
+
+
+def test_a_lost_gpu_stays_in_the_topology_as_it_was_joined() -> None:
+    nvml = h200s(2)
+    gpus = opened(nvml)
+    nvml.gpus[1].lost = True
+    read(gpus, 1.0)
+    gpus.open()
+    assert gpus.topology[0][1].kind == "NV18"
 
 
 def test_looking_for_a_lost_gpu_leaves_no_gap_in_the_others_rates() -> None:
