@@ -42,7 +42,7 @@ def client(console: Console, user: User = LOCAL) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1")
 
 
-def until(met: Callable[[], T | None], seconds: float = 30.0) -> T:
+def until(met: Callable[[], T | None], seconds: float = 90.0) -> T:
     """The first true answer."""
     deadline = time.monotonic() + seconds
     while not (answer := met()):
@@ -51,7 +51,7 @@ def until(met: Callable[[], T | None], seconds: float = 30.0) -> T:
     return answer
 
 
-def ended(console: Console, id: str, seconds: float = 30.0) -> Job:
+def ended(console: Console, id: str, seconds: float = 90.0) -> Job:
     """The job, once nothing more will happen to it."""
     return until(lambda: job if (job := console.jobs.need(id)).over else None, seconds)
 

@@ -8,10 +8,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -20,10 +21,14 @@ from app import presets
 from app.console import Console
 from app.errors import Missing, TooMany, WrongState
 from app.jobs import Job, JobStore
+from app.runs import Run
 from app.session import MOST_OF_ONE
-from runtime.messages import Plan, Ref2VARequest, Reference
+from runtime.media.files import DiskFullError
+from runtime.messages import Event, Plan, Ref2VARequest, Reference
 from tests import fakes
 from tests.consoles import at_step, demo_plan, ended, fake_console, until
+
+T = TypeVar("T")
 
 PLAN = demo_plan()
 
@@ -293,6 +298,48 @@ def test_a_run_folder_that_cannot_be_made_fails_the_job_and_the_queue_goes_on(
     job = ended(own, blocked.id)
     assert job.state == "failed" and blocked.id in job.reason
     assert ended(own, good.id).state == "done"
+
+
+def test_a_full_disk_holds_the_queue_says_so_and_goes_on_once_there_is_room(
+    own: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = threading.Event()
+    update, claim = own.jobs.update, own.jobs.claim
+
+    def no_room(write: Callable[..., T], *args: Any, **changes: Any) -> T:
+        if full.is_set():
+            raise DiskFullError(own.root / "console.sqlite3")
+        return write(*args, **changes)
+
+    monkeypatch.setattr(own.jobs, "update", partial(no_room, update))
+    monkeypatch.setattr(own.jobs, "claim", partial(no_room, claim))
+    first, second = put(own, "slow", steps=2), put(own)
+    at_step(own, first.id, 1)
+    full.set()
+    until(lambda: "no space left" in own.session.engine_state().reason)
+    assert own.jobs.need(first.id).state == "running"
+    full.clear()
+    assert ended(own, second.id).state == ended(own, first.id).state == "done"
+    assert own.session.engine_state().reason == ""
+
+
+def test_a_fault_of_ours_in_one_job_does_not_end_the_queue(
+    own: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.session.pause(True)
+    first, second = put(own), put(own)
+    add = Run.add
+
+    def faulty(run: Run, event: Event) -> None:
+        if run.folder.name == first.id:
+            raise RuntimeError("a fault\nin many lines")
+        add(run, event)
+
+    monkeypatch.setattr(Run, "add", faulty)
+    own.session.pause(False)
+    job = ended(own, first.id)
+    assert job.state == "failed" and job.reason == "the console failed: RuntimeError: a fault"
+    assert ended(own, second.id).state == "done"
 
 
 # ---- refusals
