@@ -136,7 +136,8 @@ async function plots(run) {
 function differing(run) {
   const shape = Object.keys({ ...run.shape, ...base.shape }).filter((k) => k !== 'seed' && String(run.shape[k]) !== String(base.shape[k]));
   const given = Object.keys({ ...run.conditions, ...base.conditions }).filter((k) => run.conditions[k] !== base.conditions[k]);
-  return [shape, given];
+  const [now, then] = [run, base].map((r) => ranksOf(r.stages.filter(isBar)).length);
+  return [shape, now === then ? given : [now + ' ranks instead of ' + then, ...given]];
 }
 
 function baseNote(run) {

@@ -2,6 +2,8 @@
 const STAGES = ['text encode', 'reference encode', 'denoise', 'video VAE decode', 'audio VAE decode', 'mux'];
 const PARTS = ['attention', 'GEMM', 'communication', 'other'];
 
+// On a phone every name of the legend has a line of its own.
+const legendRoom = (names) => (innerWidth < 600 ? 17 * names : 0);
 const ranksOf = (stages) => [...new Set(stages.map((s) => s.rank))].sort((a, b) => a - b);
 const isBar = (s) => s.stage !== 'load' && s.stage !== 'end to end' && !PARTS.includes(s.stage);
 
@@ -23,14 +25,14 @@ function waterfall(stages, by) {
     const mine = bars.filter((s) => s.stage === name);
     return {
       type: 'bar', orientation: 'h', name, y: mine.map(label), base: mine.map((s) => s.start), x: mine.map((s) => s.seconds),
-      text: mine.map(hover), hoverinfo: 'text', textposition: 'none', width: 0.62,
+      text: mine.map(hover), hoverinfo: 'text', textposition: 'none', width: by === 'rank' && name === 'mux' ? 0.2 : 0.62, // it spans the decoding
       marker: { color: h3.palette()[Math.max(0, STAGES.indexOf(name))], line: { width: mine.length > 1 && mine.length < 400 ? 1 : 0, color: h3.colour('card') } },
     };
   });
   return {
     traces,
     layout: {
-      barmode: 'overlay', height: 64 + 30 * Math.max(rows.length, 2), showlegend: by === 'rank',
+      barmode: 'overlay', height: 64 + 30 * Math.max(rows.length, 2) + (by === 'rank' ? legendRoom(names.length) : 0), showlegend: by === 'rank',
       margin: { l: 8, r: 12, t: by === 'rank' ? 34 : 8, b: 40 },
       yaxis: { type: 'category', categoryorder: 'array', categoryarray: rows, autorange: 'reversed', ticks: '', fixedrange: true },
       xaxis: { title: { text: 'seconds since it began' }, rangemode: 'tozero' },
@@ -77,7 +79,7 @@ function stepBars(stages, rank, base) {
     traces,
     measured: parts.map(([name]) => name),
     layout: {
-      barmode: 'stack', legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, traceorder: 'normal', font: { color: h3.colour('soft') } }, height: 270, showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
+      barmode: 'stack', legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, traceorder: 'normal', font: { color: h3.colour('soft') } }, height: 270 + legendRoom(traces.length), showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
       xaxis: { title: { text: 'step' }, tickformat: 'd', ...(whole.size < 20 ? { dtick: 1 } : {}) },
       yaxis: { title: { text: 'seconds' }, rangemode: 'tozero' }, uirevision: 'steps',
     },
