@@ -60,6 +60,12 @@ function second(estimate, plan) {
   fit.append(h3.make('div', 'fit-top', '', pill(estimate.verdict), h3.make('span', 'fit-rows', plan), h3.make('span', '', why)));
 }
 
+// What counts for the button: the worse verdict, and whatever stops either plan.
+function both(a, b) {
+  const order = ['fits', 'unknown', 'tight', 'no'], verdict = order[Math.max(order.indexOf(a.verdict), order.indexOf(b.verdict))];
+  return { ...a, verdict, blocked: a.blocked || b.blocked, needs_force: a.needs_force || b.needs_force };
+}
+
 function sayFit(text, verdict) {
   fit.dataset.verdict = verdict || '';
   fit.replaceChildren(h3.make('p', verdict ? 'fit-stop' : 'fit-wait', text));
@@ -71,11 +77,12 @@ async function preflight() {
   asking = new AbortController();
   const { signal } = asking;
   try {
-    const estimate = await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan: h3.draft.get().plan }, signal });
+    const { plan, plan_b } = h3.draft.get(), request = h3.form();
+    const ask = (name) => h3.api('/preflight', { method: 'POST', body: { request, plan: name }, signal });
+    const [estimate, other] = await Promise.all([ask(plan), plan_b ? ask(plan_b) : null]);
     show(estimate);
-    h3.emit('estimate', estimate);
-    const { plan_b } = h3.draft.get();
-    if (plan_b) second(await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan: plan_b }, signal }), plan_b);
+    if (other) second(other, plan_b);
+    h3.emit('estimate', other ? both(estimate, other) : estimate);
   } catch (error) {
     if (error.name === 'AbortError') return;
     sayFit(error.message, 'no');

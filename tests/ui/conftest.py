@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import wave
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,9 @@ ROOT = Path(__file__).parents[2]
 class Server:
     """`launch.py serve` on a runs folder; it can be stopped, killed and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
+        self._options = options
         self.url = ""
         self._process: subprocess.Popen[str] | None = None
 
@@ -37,13 +40,16 @@ class Server:
         """Serves, on the port of the last time if there was one."""
         port = self.url.rpartition(":")[2] or "0"
         command = [sys.executable, "launch.py", "serve", "--port", port, "--runs", str(self.folder)]
+        command += self._options
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         match = re.search(r"http://[^\s/]+", line)
         assert match, f"the console printed no address: {line!r}"
         self.url = match[0]
-        self.api("/health")  # the address is printed before the page is built
+        with suppress(urllib.error.HTTPError):  # 401: the sign-in page of a console with users
+            # The address is printed before the page is built: this waits for it.
+            urllib.request.urlopen(self.url, timeout=120).close()
 
     def stop(self) -> None:
         """Ctrl-C, also with a tab still open; it must end by itself and well."""
