@@ -37,3 +37,9 @@ class TooMany(Refused):
     """More requests than are answered in this time."""
 
     status = 429
+
+
+class NoRoom(Refused):
+    """The disk is full, or nearly so."""
+
+    status = 507

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.children import run_child
-from app.errors import TooLarge
+from app.errors import NoRoom, TooLarge
 from runtime.media.files import write_json_atomic
 from runtime.media.info import MediaInfo
 
@@ -64,6 +64,11 @@ class Incoming:
             raise TooLarge(
                 f"{self.name} is larger than {_gib(library.most_bytes)}, the most that one file "
                 f"may have; shorten it or make it smaller"
+            )
+        if shutil.disk_usage(self._folder).free < library.spare_bytes + len(chunk):
+            raise NoRoom(
+                f"the disk of the console is almost full, so {self.name} was not kept; remove "
+                f"files or runs"
             )
         self._hash.update(chunk)
         self._file.write(chunk)

@@ -20,6 +20,7 @@ from runtime.media.info import MediaInfo, MediaKind
 
 MOST_BYTES = 4 << 30  # of one file
 QUOTA_BYTES = 50 << 30  # of one user
+SPARE_BYTES = 1 << 30  # of the disk that uploads leave to runs and the job store
 PROBES_AT_ONCE = 2
 _CHUNK_BYTES = 1 << 20
 _UNFINISHED = ".incoming-"
@@ -59,12 +60,17 @@ class MediaLibrary:
     """The folder `root`; every method may be called from any thread."""
 
     def __init__(
-        self, root: Path, *, quota_bytes: int = QUOTA_BYTES, most_bytes: int = MOST_BYTES
+        self,
+        root: Path,
+        *,
+        quota_bytes: int = QUOTA_BYTES,
+        most_bytes: int = MOST_BYTES,
+        spare_bytes: int = SPARE_BYTES,
     ) -> None:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         root.chmod(0o700)
         self.root = root.resolve()
-        self.quota_bytes, self.most_bytes = quota_bytes, most_bytes
+        self.quota_bytes, self.most_bytes, self.spare_bytes = quota_bytes, most_bytes, spare_bytes
         self._lock = threading.Lock()
         self.probes = threading.BoundedSemaphore(PROBES_AT_ONCE)
         self._media: dict[str, Media] = {}

@@ -20,7 +20,7 @@ from PIL import Image
 from app.access import LOCAL, User
 from app.children import ChildFailed, run_child
 from app.console import Console
-from app.errors import Missing, TooLarge
+from app.errors import Missing, NoRoom, TooLarge
 from app.incoming import FACTS
 from app.media import Media, MediaLibrary, facts
 from app.media_use import needed, sweep
@@ -159,6 +159,13 @@ def test_the_quota_of_a_user_counts_what_is_still_coming(tmp_path: Path) -> None
         again.write(b"x" * 100)
 
 
+def test_uploads_leave_room_on_the_disk_for_the_jobs(tmp_path: Path) -> None:
+    library = MediaLibrary(tmp_path / "media", spare_bytes=1 << 60)
+    with pytest.raises(NoRoom, match="almost full, so a.png was not kept"):
+        put(library)
+    assert left(library) == []
+
+
 def test_stored_facts_need_no_child_and_a_strange_file_gets_one(
     library: MediaLibrary, tmp_path: Path
 ) -> None:
@@ -280,6 +287,14 @@ def test_an_upload_over_the_limit_is_a_413(
 ) -> None:
     monkeypatch.setattr(console.media, "most_bytes", 100)
     assert web.post(MEDIA, files={"file": ("a.png", png())}).status_code == 413
+
+
+def test_an_upload_that_the_disk_cannot_hold_is_a_507_with_a_sentence(
+    console: Console, web: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.media, "spare_bytes", 1 << 60)
+    answer = web.post(MEDIA, files={"file": ("a.png", png())})
+    assert answer.status_code == 507 and "almost full" in answer.json()["detail"]
 
 
 def test_settings_come_out_of_our_own_mp4(web: TestClient, clip: Path, console: Console) -> None:
