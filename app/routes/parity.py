@@ -86,10 +86,11 @@ def _add_goldens(routes: APIRouter, goldens: Goldens, asked: Any) -> None:
             )
         return {"collection": import_folder(goldens, who.name, Path(body.folder).expanduser())}
 
-    @routes.delete("/goldens/{collection}", status_code=204)
-    def remove(collection: str, who: User = asked) -> None:
+    @routes.delete("/goldens/{collection}")
+    def remove(collection: str, who: User = asked) -> dict[str, str]:
         """Deletes an imported collection; runs on it keep their figures and pictures."""
         discard(goldens.collection(who, collection))
+        return {"deleted": collection}
 
 
 def _add_runs(routes: APIRouter, console: Console, goldens: Goldens, asked: Any) -> None:

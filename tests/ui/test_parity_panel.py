@@ -189,17 +189,18 @@ def test_a_bit_equal_case_has_a_black_difference_and_its_joins_are_marked(
         assert "no difference in any frame" in page.text(".pa-scale")
 
 
-def test_an_upload_is_listed_and_deleted(page: Page, spoilt: Path) -> None:
+def test_an_upload_is_listed_and_deleted(page: Page, spoilt: Path, tmp_path: Path) -> None:
     show(page)
     page.click(".pa-more > summary")
-    copy = spoilt.with_name("brought.safetensors")
+    copy = tmp_path / "brought.safetensors"
     copy.write_bytes(spoilt.read_bytes())
     page.all(".pa-file")[0].send_keys(str(copy))
-    copy.unlink()
     page.press(".pa-upload", "Upload")
     page.until(lambda: page.texts(".pa-goldens tbody .pa-wide .pa-line")[:1] == ["brought"])
     page.press(".pa-collections li:first-child", "Delete the collection brought")
     page.press(".pa-collections li:first-child", "Really delete")
+    page.until(lambda: "brought" not in page.text(".pa-collections"))
+    assert "brought" not in page.text(".pa-goldens tbody")
 
 
 def test_what_is_no_golden_is_refused_in_one_sentence(page: Page, tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_an_import_is_listed_run_by_its_owner_only_and_deleted(console: Console)
     assert bob.get("/parity/goldens").json()["collections"] == []
     assert bob.post("/parity", json={"goldens": ["mine/mine"]}).status_code == 404
     assert bob.delete("/parity/goldens/mine").status_code == 404
-    assert alice.delete("/parity/goldens/mine").status_code == 204
+    assert alice.delete("/parity/goldens/mine").json() == {"deleted": "mine"}
     assert alice.get("/parity/goldens").json()["collections"] == []
 
 
