@@ -76,7 +76,7 @@ def test_a_running_job_is_followed_step_by_step(
 ) -> None:
     page.js("location.hash='timing'")
     page.until(lambda: page.js("return document.querySelector('.tm')?.dataset.run"))
-    id = enqueue(console, "followed", steps=200, scheduler="simple")
+    id = enqueue(console, "followed", steps=1000)
     page.until(lambda: page.js("return document.querySelector('.tm').dataset.run") == id)
     page.until(lambda: page.text(".tm-live") == "live")
     seen = set()
@@ -87,9 +87,12 @@ def test_a_running_job_is_followed_step_by_step(
         return len(seen) >= 3
 
     page.until(grown)
-    page.until(lambda: ended(console, id)["state"] == "done")
+    console.api(f"/jobs/{id}/cancel", "POST")
+    ended(console, id)
     page.until(lambda: page.js("return document.querySelector('.tm-live').hidden"))
-    page.until(lambda: len(bars(page, ".tm-steps")[0]["y"]) == 200)
+    stages = console.api(f"/runs/{id}/timings")["stages"]
+    steps = sum(stage["stage"] == "attention" for stage in stages)
+    page.until(lambda: len(bars(page, ".tm-steps")[0]["y"]) == steps)
 
 
 def test_both_exports_are_linked(page: Page, two: tuple[str, str]) -> None:
