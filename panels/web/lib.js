@@ -69,7 +69,7 @@ window.h3 = (() => {
     }
     if (answer.status === 401) location.reload(); // signed out elsewhere: the host shows its login
     const text = await answer.text();
-    const json = /json/.test(answer.headers.get('Content-Type') || '') ? JSON.parse(text) : null;
+    const json = text && /json/.test(answer.headers.get('Content-Type') || '') ? JSON.parse(text) : null; // a 204 has no text
     const date = Date.parse(answer.headers.get('Date')); // whole seconds of the console's clock
     if (isFinite(date)) skew = Math.abs(date - Date.now()) > 2500 ? date - Date.now() : 0;
     if (!answer.ok) throw Object.assign(new Error(detail(json, answer.status)), { status: answer.status });
