@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import sys
 import tempfile
 import webbrowser
 from collections.abc import Callable, Mapping
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="USER:PASSWORD",
-        help="who may sign in; may be repeated, the first user is the admin",
+        help="who may sign in (seen in the list of processes); repeatable, the first is the admin",
     )
     parser.add_argument(
         "--auth-file", type=Path, help="a file of such lines, or of what app.passwords prints"
@@ -81,11 +82,17 @@ def run(args: argparse.Namespace) -> int:
     access = Access(args.runs, accounts, token)
     with listen(args.host, args.port) as listening:
         url = _url(args.host, listening.getsockname()[1])
-        _say(f"H3 console with plan {plan.name}: {url}  (Ctrl-C ends it)")
-        if fresh:
-            _say(f"Whoever has this link may use it: {url}/?token={token}")
-        elif args.token == _RANDOM:
-            _say(f"The token is the one of before; it stands in {args.runs / TOKEN}")
+
+        def greet() -> None:
+            _say(f"H3 console with plan {plan.name}: {url}  (Ctrl-C ends it)")
+            if fresh:
+                _say(f"Whoever has this link may use it: {url}/?token={token}")
+            elif args.token == _RANDOM:
+                _say(f"The token is the one of before; it stands in {args.runs / TOKEN}")
+            if args.open:
+                webbrowser.open(url)
+
+        print("starting the console ...", file=sys.stderr, flush=True)  # Gradio loads for seconds
         serve(
             plan,
             access,
@@ -93,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             listening,
             root=args.runs,
             tunnel=_gradio_tunnel if args.share else None,
-            when_up=lambda: webbrowser.open(url) if args.open else None,
+            when_up=greet,
         )
     return 0
 
@@ -106,7 +113,7 @@ def serve(
     *,
     root: Path,
     tunnel: Callable[[], Tunnel] | None = None,
-    when_up: Callable[[], object] = lambda: None,
+    when_up: Callable[[], None],
     families: Mapping[str, str] = FAMILIES,
 ) -> None:
     """Starts the engine and the page together; returns after Ctrl-C, with nothing left running."""
@@ -141,9 +148,9 @@ class Server(uvicorn.Server):
             )
         )
         self._console = console
-        self._when_up: list[Callable[[], object]] = []
+        self._when_up: list[Callable[[], None]] = []
 
-    def when_up(self, call: Callable[[], object]) -> None:
+    def when_up(self, call: Callable[[], None]) -> None:
         """Calls once connections are accepted."""
         self._when_up.append(call)
 
