@@ -5,10 +5,11 @@
   const TAGS = { image: 'Picture', video: 'Video', audio: 'Audio' };
   const NUMBERS = [...Object.keys(WHOLE), ...Object.keys(REAL), 'seed'];
   const MOST = { image: 9, video: 3, audio: 3 };
-  let draft = null, first = null;
+  let draft = null, first = null, key = ''; // key: where the draft of the signed-in user is kept
 
-  const save = h3.debounce(150, () => h3.state('draft', draft));
-  addEventListener('pagehide', () => draft && h3.state('draft', draft));
+  const keep = () => { if (key) h3.state(key, draft); };
+  const save = h3.debounce(150, keep);
+  addEventListener('pagehide', keep);
 
   function typed(request) {
     const out = {};
@@ -19,13 +20,19 @@
     return out;
   }
 
-  // The header calls this once with {request, plan}: what a page shows that remembers nothing.
+  // The header calls this once with {request, plan}: what a page shows until it knows whose it is.
   function start(given) {
     first = given;
-    const fresh = { ...typed(given.request), references: [], plan: given.plan, plan_b: '', keep_latents: true, editing: '' };
-    const kept = h3.state('draft');
-    draft = kept && typeof kept === 'object' && Array.isArray(kept.references) ? { ...fresh, ...kept } : fresh;
+    draft = { ...typed(given.request), references: [], plan: given.plan, plan_b: '', keep_latents: true, editing: '' };
   }
+
+  // What this user wrote before; several people may use one browser.
+  function resume(user) {
+    key = `draft/${user}`;
+    const kept = h3.state(key);
+    if (kept && typeof kept === 'object' && Array.isArray(kept.references)) set(kept);
+  }
+  h3.on('session', ({ user }) => { if (!key) resume(user); });
 
   // Lays changes over the draft; `from` is the part that made them and needs no redraw.
   function set(changes, from) {

@@ -4,6 +4,7 @@
   const known = new Map(); // id -> JobJson
   const store = { paused: false, engine: null, loaded: false };
   let running = false, again = false;
+  let heard = [], heardEngine = null; // events that came while an answer was under way: they may be newer
 
   const WAITING = ['queued'];
   const ACTIVE = ['running', 'cancelling'];
@@ -16,11 +17,13 @@
   async function refresh() {
     if (running) { again = true; return; }
     running = true;
+    heard = [];
+    heardEngine = null;
     try {
       const answer = await h3.api('/jobs?limit=' + LIMIT);
       known.clear();
-      for (const job of answer.jobs) known.set(job.id, job);
-      Object.assign(store, { paused: answer.paused, engine: answer.engine, loaded: true });
+      for (const job of [...answer.jobs, ...heard]) known.set(job.id, job);
+      Object.assign(store, { paused: answer.paused, engine: heardEngine || answer.engine, loaded: true });
       h3.emit('jobs', store);
     } catch (error) {
       if (h3.online()) h3.emit('trouble', error.message);
@@ -51,11 +54,12 @@
   h3.on('job', (job) => {
     const before = known.get(job.id);
     known.set(job.id, job);
+    if (running) heard.push(job);
     if (!before || before.state !== job.state) soon(); // positions and waits of the others moved
     h3.emit('jobs', store);
   });
   h3.on('queue', soon);
-  h3.on('engine', (engine) => { store.engine = engine; h3.emit('jobs', store); });
+  h3.on('engine', (engine) => { store.engine = heardEngine = engine; h3.emit('jobs', store); });
   h3.on('reset', soon);
 
   h3.jobs = Object.assign(store, { get: (id) => known.get(id), all, active, queued, ended, put, refresh, act });

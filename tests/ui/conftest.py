@@ -153,9 +153,11 @@ class Page:
 
     def ready(self) -> None:
         """Waits until the engine of a page that is loading takes requests."""
-        self.until(lambda: self.js("return !!(window.h3 && h3.jobs && h3.jobs.loaded)"))
+        self.until(
+            lambda: self.js("return !!(window.h3 && h3.jobs && h3.jobs.loaded && h3.session)")
+        )
         idle = ("ready", "working", "not loaded")  # a parity run leaves the engine unloaded
-        self.until(lambda: self.text(".chip-text").endswith(idle))
+        self.until(lambda: self.text(".chip-text").endswith(idle), seconds=90)
 
     def forget(self) -> None:
         """Leaves the page and all that the browser remembers of it."""
