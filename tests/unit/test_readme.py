@@ -23,6 +23,7 @@ DOCUMENTS = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob
 SUFFIXES = (".md", ".py", ".toml", ".txt", ".png", ".sh", ".json")
 EXAMPLES_OF_NEW_FILES = "docs/extending.md"  # its files are for the reader to make
 PLACEHOLDER = "NAME"
+FILES_OF_A_RUN = ("run.json", "request.toml", "plan.toml", "result.json", "parity.json", "N.json")
 
 
 def ignored(top: str) -> bool:
@@ -52,8 +53,9 @@ def named_paths(text: str) -> list[str]:
         for word in dict.fromkeys(words)
         if re.fullmatch(r"[\w.][\w./-]*", word)
         and word.endswith(SUFFIXES)
-        and not word.endswith(("run.json", "request.toml", "plan.toml"))  # files of a run
+        and not word.endswith(FILES_OF_A_RUN)
         and PLACEHOLDER not in word
+        and "NNNN" not in word  # numbered pictures of a parity run
     ]
 
 
