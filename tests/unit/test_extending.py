@@ -87,11 +87,18 @@ def test_the_preset_loads(tmp_path: Path) -> None:
     assert (request.width, request.height, request.frames) == (64, 64, 22)
 
 
-def test_the_panel_draws() -> None:
+def test_the_panel_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gradio as gr
 
+    from panels import widgets
+
+    script = example("panels/web/engine.js")
+    (tmp_path / "engine.js").write_text(script)
+    monkeypatch.setattr(widgets, "WEB", tmp_path)
     panel = module("panels/engine.py")
     with gr.Blocks() as page:
         panel["build"](None, gr.HTML())
     assert panel["TITLE"] == "Engine"
-    assert any(isinstance(block, gr.Dataframe) for block in page.blocks.values())
+    drawn = [block for block in page.blocks.values() if isinstance(block, gr.HTML)]
+    assert drawn[-1].js_on_load == script
+
