@@ -250,7 +250,15 @@ def _serve(root: Path, port: int, *, demo: bool) -> None:
     plan = replace(demo_plan(), family="h3" if demo else "fake")
     families = FAMILIES if demo else fakes.FAMILIES
     listening = socket.create_server(("127.0.0.1", port))
-    serve(plan, Access(root), Hosts("127.0.0.1"), listening, root=root, families=families)
+    serve(
+        plan,
+        Access(root),
+        Hosts("127.0.0.1"),
+        listening,
+        root=root,
+        when_up=lambda: None,
+        families=families,
+    )
 
 
 def main() -> int:
