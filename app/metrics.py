@@ -12,7 +12,7 @@ from app import records
 from app.console import Console
 from app.jobs import Kind, State
 from app.live import EngineState
-from app.nvml_gpu import REASONS
+from app.nvml_sample import REASONS
 from app.timing import seconds_by_stage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,8 +9,10 @@ from typing import Any
 import pynvml
 
 from app.nvml_facts import GpuFacts, Link, cuda_order, gpu_facts, topology
-from app.nvml_gpu import LOST, Gpu, GpuSample
+from app.nvml_gpu import LOST, Gpu
 from app.nvml_pcie import PcieThread
+from app.nvml_sample import GpuSample
+from app.nvml_schedule import Key
 
 
 class Gpus:
@@ -21,6 +23,7 @@ class Gpus:
         self._environment = environment
         self._gpus: list[Gpu] = []
         self._pcie = PcieThread(nvml)
+        self._counting: set[tuple[str, str]] = set()  # buses whose counters moved
         self._open = False
         self.reason = "NVML is being opened"  # why there is nothing to read, else ""
         self.driver = ""
@@ -36,6 +39,16 @@ class Gpus:
     def totals(self) -> list[dict[str, int]]:
         """The byte counters as last read, per GPU."""
         return [gpu.totals for gpu in self._gpus]
+
+    @property
+    def links(self) -> list[list[tuple[int | None, int | None]]]:
+        """Bytes/s sent and received of each NVLink as last read, per GPU; [] where not read."""
+        return [list(gpu.links) for gpu in self._gpus]
+
+    @property
+    def pcie_seconds(self) -> float:
+        """CPU seconds that the thread for GPUs without PCIe counters has used."""
+        return self._pcie.spent
 
     @property
     def incomplete(self) -> bool:
@@ -73,14 +86,24 @@ class Gpus:
             except pynvml.NVMLError:  # the driver has gone; nothing is left to give back
                 return
 
-    def read(
-        self, now: float, *, ram_used: int, ram_total: int, each_link: bool
-    ) -> list[GpuSample]:
-        """One sample per GPU; `now` in monotonic seconds, RAM in bytes for unified memory."""
-        return [
-            gpu.read(now, ram_used=ram_used, ram_total=ram_total, each_link=each_link)
+    def wanted(self, tick: float, *, busy: bool, links: bool) -> dict[Key, float]:
+        """Gpu.wanted() of all."""
+        return {
+            (gpu.facts.uuid, group): period
             for gpu in self._gpus
-        ]
+            for group, period in gpu.wanted(tick, busy=busy, links=links).items()
+        }
+
+    def read(self, key: Key, now: float) -> None:
+        """One group of one GPU; `now` in monotonic seconds."""
+        uuid, group = key
+        for gpu in self._gpus:
+            if gpu.facts.uuid == uuid:
+                gpu.read(group, now)
+
+    def samples(self, now: float, *, ram_used: int, ram_total: int) -> list[GpuSample]:
+        """One per GPU; RAM in bytes, for unified memory."""
+        return [gpu.sample(now, ram_used=ram_used, ram_total=ram_total) for gpu in self._gpus]
 
     def _find(self) -> Iterator[Gpu]:
         for index in range(self._nvml.nvmlDeviceGetCount()):
@@ -91,7 +114,7 @@ class Gpus:
                 if error.value not in LOST:
                     raise
                 continue
-            yield Gpu(self._nvml, handle, facts, self._pcie)
+            yield Gpu(self._nvml, handle, facts, self._pcie, self._counting)
 
     def _merged(self, found: list[Gpu]) -> list[Gpu]:
         """Known GPUs in their places, lost or going on; then the new ones in CUDA's order.

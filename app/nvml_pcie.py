@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pynvml
 
 _KIB = 1024  # nvmlDeviceGetPcieThroughput answers in KiB/s
-_PERIOD_SECONDS = 1.0
+_PERIOD_SECONDS = 1.0  # 1.8 ms of CPU a GPU
 
 
 class PcieThread:
-    """Measures the GPUs it was once asked for, about once a second; idle until then."""
+    """Measures one GPU a second, of those it was once asked for, in turn; idle until then."""
 
     def __init__(self, library: Any) -> None:
         self._nvml = library
+        self.spent = 0.0  # CPU seconds so far
         self._handles: dict[str, Any] = {}
         self._rates: dict[str, tuple[int | None, int | None]] = {}
         self._stopped = threading.Event()
@@ -40,12 +42,16 @@ class PcieThread:
         self._rates.clear()
 
     def _measure(self) -> None:
+        place, before = 0, self.spent
         while not self._stopped.wait(_PERIOD_SECONDS):
-            for uuid, handle in list(self._handles.items()):
-                self._rates[uuid] = (
-                    self._rate(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
-                    self._rate(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
-                )
+            waiting = list(self._handles.items())
+            uuid, handle = waiting[place % len(waiting)]
+            self._rates[uuid] = (
+                self._rate(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+                self._rate(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
+            )
+            place += 1
+            self.spent = before + time.thread_time()
 
     def _rate(self, handle: Any, way: int) -> int | None:
         try:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from app import records, runs, stored
+from app import recording, records, runs, stored
 from app.history import times_of
 from app.jobs import ENDED, Job, JobStore, State
 from runtime.media.files import remove_parts
@@ -33,6 +33,7 @@ def recover(jobs: JobStore, root: Path) -> tuple[Job, ...]:
         job = replace(job, reason="the console was killed while this job ran; retry it")
         ended: dict[str, Any] = {"state": "interrupted", "reason": job.reason, "ended": time.time()}
         if job.request is not None:
+            recording.mend(root / job.id / records.TELEMETRY)
             ended |= _settle(job, root / job.id)
         jobs.update(job.id, **ended)
     return tuple(jobs.need(job.id) for job in killed)

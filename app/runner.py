@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from app.announcer import Announcer, Publisher
 from app.history import History, times_of
 from app.jobs import Job, JobStore, State
 from app.live import EngineState, EngineStatus, Live, engine_json
+from app.recording import Recording
 from app.runs import Run
 from runtime.engine import Engine
 from runtime.messages import Event, Failure, Plan, Preview, Progress, Ready, Result
@@ -28,8 +30,8 @@ class Marks(Protocol):
     def mark(self, text: str, kind: str, id: str) -> None:
         """Something begins now."""
 
-    def save(self, path: Path, t0: float, t1: float) -> None:
-        """Writes the samples between two times (seconds since the epoch)."""
+    def recording(self, path: Path, *, fast: bool) -> AbstractContextManager[Recording]:
+        """Keeps the samples of the block as they come, ten a second if `fast`."""
 
 
 class Runner:
@@ -142,10 +144,11 @@ class Runner:
         assert job.request is not None, "only generate jobs are run here"
         self._live = Live(id=job.id)
         last: Result | Failure
-        began = time.time()
         try:
             record = Run(self._root / job.id, job.request, job.plan)
-            last = self._load_for(job) or self._generate(job, record)
+            telemetry = record.folder / records.TELEMETRY
+            with self._marks.recording(telemetry, fast=bool(job.group)) as kept:
+                last = self._load_for(job) or self._generate(job, record)
             state, reason = self._ending(job, last)
             engine = self._engine
             record.finish(
@@ -155,7 +158,7 @@ class Runner:
                 pids=engine.pids if engine is not None else (),
                 keep_latents=job.keep_latents,
             )
-            reason = reason or self._save_telemetry(job, began)
+            reason = reason or kept.trouble
         except (OSError, ValueError) as error:  # the run folder cannot be written
             last = Failure(request_id=job.id, stage="record", reason=str(error))
             state, reason = "failed", str(error)
@@ -220,14 +223,6 @@ class Runner:
             self._tell(replace(self._status, state=state, reason="" if engine.alive else reason))
         assert last is not None, "the last event of an engine is Result or Failure"
         return last
-
-    def _save_telemetry(self, job: Job, began: float) -> str:
-        """Writes the run's slice; why it could not, which makes no run fail."""
-        try:
-            self._marks.save(self._root / job.id / records.TELEMETRY, began, time.time())
-        except OSError as error:
-            return f"the telemetry of this run is not kept: {error}"
-        return ""
 
     def _fold(self, job: Job, event: Event) -> None:
         live = self._live

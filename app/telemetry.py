@@ -7,51 +7,28 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import psutil
 import pynvml
 
-from app.nvml import Gpus
 from app.nvml_facts import LEGEND
-from app.nvml_gpu import GpuSample
+from app.recording import Recording
+from app.sampler import Sampler, limit
+from app.telemetry_ring import KEPT_SECONDS, Mark, Ring, Sample
 from runtime.media.files import write_bytes_atomic
 
-KEPT_SECONDS = 1800.0
 MOST_HZ = 10.0
 LEAST_HZ = 0.2
 _IDLE_HZ = 1.0
 _PUBLISH_SECONDS = 0.45  # a page draws no faster, and the hub's memory is for other events
-_LINKS_SECONDS = 0.95  # NVLinks one by one: twice 18 counters a GPU
+_LOOK_SECONDS = 30.0  # that links() keeps the NVLinks being read one by one
 _REOPEN_SECONDS = 20.0
 _COST_SECONDS = 5.0
-_MOST_MARKS = 5000
-
-_Line = tuple[float, bytes]  # epoch seconds, JSON
-
-
-class Sample(TypedDict):
-    """One moment: `t` in epoch seconds, `cpu` in %, RAM in bytes, one entry per GPU."""
-
-    t: float
-    cpu: float
-    ram_used: int
-    ram_total: int
-    gpus: list[GpuSample]
-
-
-class Mark(TypedDict):
-    """Something that began or ended at `t` (epoch seconds): a run, a stage."""
-
-    t: float
-    mark: str
-    kind: str
-    id: str
 
 
 class Publisher(Protocol):
@@ -68,6 +45,7 @@ class Publisher(Protocol):
 class Telemetry:
     """Samples once a second, up to ten times while something is measured; any thread may ask.
 
+    It takes less than 1 % of a core, 5 % while measuring: see app/sampler.py.
     `nvml`: the pynvml module, or one like it. The thread starts here and ends with close().
     """
 
@@ -79,16 +57,19 @@ class Telemetry:
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._hub = hub
-        self._gpus = Gpus(nvml, environment)
+        self._sampler = Sampler(nvml, environment)
+        self._gpus = self._sampler.gpus
         self._lock = threading.Lock()
-        self._samples: deque[_Line] = deque()  # as JSON: a tenth of the dicts' memory
-        self._marks: deque[Mark] = deque(maxlen=_MOST_MARKS)
+        self._ring = Ring()
         self._benchmarks = 0
+        self._recordings: list[Recording] = []
+        self._looked = -math.inf  # at the links, monotonic seconds
+        self._energy_asked = False
         self._asked = (0.0, 0.0)  # Hz, and until when (monotonic)
         self._wake = threading.Event()
         self._closing = False
         self._cost = 0.0
-        self._published = self._linked = 0.0
+        self._published = 0.0
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
@@ -126,11 +107,34 @@ class Telemetry:
             with self._lock:
                 self._benchmarks -= 1
 
+    @contextmanager
+    def recording(self, path: Path, *, fast: bool) -> Iterator[Recording]:
+        """Keeps samples and marks of the block in `path` as they come, one sample a second.
+
+        fast: benchmarking(). At the end all samples replace them if the ring still has them.
+        """
+        recording = Recording(path, time.time())
+        with ExitStack() as block:
+            if fast:
+                block.enter_context(self.benchmarking())
+            with self._lock:
+                self._recordings.append(recording)
+            try:
+                yield recording
+            finally:
+                with self._lock:
+                    self._recordings.remove(recording)
+                self._finish(recording)
+
     def mark(self, text: str, kind: str, id: str) -> None:
         """Notes that something begins or ends now, such as ("denoise", "stage", the run's id)."""
         mark = Mark(t=time.time(), mark=text, kind=kind, id=id)
+        line = self._ring.mark(mark)
         with self._lock:
-            self._marks.append(mark)
+            self._energy_asked |= kind == "run"
+            recordings = tuple(self._recordings)
+        for recording in recordings:
+            recording.append(line)
         self._hub.publish("mark", dict(mark))
 
     def info(self) -> dict[str, Any]:
@@ -146,24 +150,25 @@ class Telemetry:
             "hz": self.hz,
             "kept_seconds": KEPT_SECONDS,
             "cost": round(self._cost, 5),
+            "cost_limit": limit(self.hz, links=self._links_shown()),
+            "reading_ms": self._sampler.costs,
         }
 
     def since(self, t: float, most: int = 900) -> bytes:
         """JSON {now, hz, samples, marks} of what is newer than `t`, thinned to `most` samples."""
-        samples, marks = self._between(math.nextafter(t, math.inf), math.inf)
-        stride = max(1, -(-len(samples) // most))
-        kept = [line for _, line in samples[::-1][::stride][::-1]]  # the newest always
-        told = b",".join(line for _, line in marks)
-        head = f'{{"now":{time.time():.3f},"hz":{self.hz:g},"marks":['.encode()
-        return head + told + b'],"samples":[' + b",".join(kept) + b"]}"
+        return self._ring.since(t, most, self.hz)
 
     def slice(self, t0: float, t1: float) -> list[Sample | Mark]:
         """Every sample and mark of the time from `t0` to `t1` (epoch seconds), in order."""
-        return [json.loads(line) for line in self._lines(t0, t1)]
+        return [json.loads(line) for line in self._ring.lines(t0, t1)]
 
-    def save(self, path: Path, t0: float, t1: float) -> None:
-        """Writes slice() as JSON lines; the whole file or none."""
-        write_bytes_atomic(path, b"".join(line + b"\n" for line in self._lines(t0, t1)))
+    def links(self) -> list[list[tuple[int | None, int | None]]]:
+        """Bytes/s sent and received of each NVLink, per GPU; [] until read.
+
+        They are read while somebody asks, within ten seconds; up to 5 % of a core is used then.
+        """
+        self._looked = time.monotonic()
+        return self._gpus.links
 
     def totals(self) -> list[dict[str, int]]:
         """Bytes that each GPU has counted since its driver was loaded, where it counts."""
@@ -171,9 +176,8 @@ class Telemetry:
 
     def latest(self) -> Sample | None:
         """The newest sample, if there is one yet."""
-        with self._lock:
-            newest = self._samples[-1][1] if self._samples else b"null"
-        return json.loads(newest)
+        newest = self._ring.latest()
+        return None if newest is None else json.loads(newest)
 
     def close(self) -> None:
         """Ends the thread and gives NVML back; may be called again."""
@@ -187,61 +191,66 @@ class Telemetry:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _between(self, t0: float, t1: float) -> tuple[list[_Line], list[_Line]]:
-        """(samples, marks) in order."""
-        with self._lock:
-            samples = [entry for entry in self._samples if t0 <= entry[0] <= t1]
-            marks = [mark for mark in self._marks if t0 <= mark["t"] <= t1]
-        return samples, [(mark["t"], _line(mark)) for mark in marks]
+    def _links_shown(self) -> bool:
+        return time.monotonic() - self._looked < _LOOK_SECONDS
 
-    def _lines(self, t0: float, t1: float) -> list[bytes]:
-        samples, marks = self._between(t0, t1)
-        return [line for _, line in sorted([*samples, *marks], key=lambda entry: entry[0])]
+    def _finish(self, recording: Recording) -> None:
+        now = time.time()
+        if recording.trouble or now - recording.began > KEPT_SECONDS:
+            return
+        lines = self._ring.lines(recording.began, now)
+        try:
+            write_bytes_atomic(recording.path, b"".join(line + b"\n" for line in lines))
+        except OSError as error:
+            recording.trouble = f"the telemetry of this run is kept once a second only: {error}"
 
     def _run(self) -> None:
         psutil.cpu_percent(None)  # the first answer, and one too soon after it, is always 0.0
         self._gpus.open()
         now = opened = began = time.monotonic()
         due = now + 1 / MOST_HZ
-        spent = time.thread_time()
+        spent = self._spent()
         while not self._closing:
             if self._wake.wait(max(0.0, due - time.monotonic())):  # another rate, or the end
                 self._wake.clear()
-                due = min(due, now + 1 / self.hz)
+                due = min(due, now + self._sampler.pause(self.hz))
                 continue
             now = time.monotonic()
             if self._gpus.incomplete and now - opened > _REOPEN_SECONDS:
                 self._gpus.open()
                 opened = now
             self._tick(now)
-            due = now + 1 / self.hz  # what was missed is not made up for
+            due = now + self._sampler.pause(self.hz)  # what was missed is not made up for
             if now - began > _COST_SECONDS:
-                self._cost = (time.thread_time() - spent) / (now - began)
-                began, spent = now, time.thread_time()
+                self._cost = (self._spent() - spent) / (now - began)
+                began, spent = now, self._spent()
         self._gpus.close()
 
+    def _spent(self) -> float:
+        return time.thread_time() + self._gpus.pcie_seconds
+
     def _tick(self, now: float) -> None:
-        memory = psutil.virtual_memory()
+        t, memory = time.time(), psutil.virtual_memory()
         used = memory.total - memory.available
-        each_link = now - self._linked > _LINKS_SECONDS
-        gpus = self._gpus.read(now, ram_used=used, ram_total=memory.total, each_link=each_link)
-        sample = Sample(
-            t=time.time(),
-            cpu=psutil.cpu_percent(None),
+        with self._lock:
+            recordings, asked = tuple(self._recordings), self._energy_asked
+            busy = bool(recordings or self._benchmarks)
+            self._energy_asked = False
+        if asked:
+            self._sampler.hasten_energy()
+        gpus = self._sampler.tick(
+            now,
+            hz=self.hz,
+            busy=busy,
+            links=self._links_shown(),
             ram_used=used,
             ram_total=memory.total,
-            gpus=gpus,
         )
-        with self._lock:
-            self._samples.append((sample["t"], _line(sample)))
-            while self._samples[0][0] < sample["t"] - KEPT_SECONDS:
-                self._samples.popleft()
-        if each_link:
-            self._linked = now
+        cpu = psutil.cpu_percent(None)
+        sample = Sample(t=t, cpu=cpu, ram_used=used, ram_total=memory.total, gpus=gpus)
+        line = self._ring.sample(sample)
+        for recording in recordings:
+            recording.sample(t, line)
         if self._hub.readers and now - self._published > _PUBLISH_SECONDS:
             self._published = now
             self._hub.publish("telemetry", dict(sample))
-
-
-def _line(entry: Sample | Mark) -> bytes:
-    return json.dumps(entry, separators=(",", ":")).encode()

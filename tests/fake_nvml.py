@@ -16,6 +16,25 @@ GIB = 1 << 30
 LINK = 18  # NVLinks of an H200
 _COUNTERS = {138: "nvlink_tx", 139: "nvlink_rx", 197: "pcie_tx", 198: "pcie_rx"}
 _SCALARS = {186: "power", 190: "power_limit", 82: "mem_temp", 83: "energy"}
+# CPU milliseconds as measured on a pair of H200, driver 580.159.04; the rest are next to nothing.
+H200_COSTS = {
+    "field 138": 1.44,  # all links, with or without field 139
+    "field 139": 0.0,
+    "link": 0.87,  # either field of one link
+    "field 197": 0.20,
+    "field 198": 0.19,
+    "field 186": 0.0055,
+    "field 83": 4.3,
+    "field 82": 0.055,
+    "nvmlDeviceGetUtilizationRates": 0.26,
+    "nvmlDeviceGetMemoryInfo": 0.011,
+    "nvmlDeviceGetPowerUsage": 0.004,
+    "nvmlDeviceGetEnforcedPowerLimit": 0.003,
+    "nvmlDeviceGetClockInfo": 0.026,  # 0.048 and 0.003
+    "nvmlDeviceGetTemperature": 0.004,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0.11,
+    "nvmlDeviceGetPcieThroughput": 0.9,
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +78,7 @@ class FakeNvml:
         self.opened = 0  # nvmlInit less nvmlShutdown
         self.calls: list[str] = []
         self.before_read: Callable[[], None] = lambda: None  # moves the made-up world
+        self.spend: Callable[[float], None] = lambda seconds: None  # what a call costs, H200_COSTS
 
     def nvmlInit(self) -> None:  # noqa: N802
         if not self.driver:
@@ -91,6 +111,8 @@ class FakeNvml:
         for value, (id, scope) in zip(values, ids, strict=True):
             (value.fieldId, value.scopeId) = (id, scope)
             number = self._field(gpu, id, scope)
+            one_link = id in (138, 139) and scope != 0xFFFFFFFF
+            self.spend(H200_COSTS.get("link" if one_link else f"field {id}", 0.0) / 1000)
             if number is None:
                 value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
             elif id == 82:
@@ -105,6 +127,7 @@ class FakeNvml:
 
         def call(gpu: FakeGpu, *arguments: Any) -> Any:
             self._check(gpu, name)
+            self.spend(H200_COSTS.get(name, 0.0) / 1000)
             return answer(gpu, *arguments)
 
         return call
@@ -173,6 +196,18 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 def h200s(count: int) -> FakeNvml:
     """`count` GPUs around an NVSwitch, at rest."""
     return FakeNvml([FakeGpu(index=index) for index in range(count)])
+
+
+def costly(nvml: FakeNvml) -> FakeNvml:
+    """The same, with calls that take the CPU time of the real ones."""
+
+    def spend(seconds: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    nvml.spend = spend
+    return nvml
 
 
 def busy(nvml: FakeNvml) -> FakeNvml:

@@ -41,6 +41,11 @@ def router(console: Console, user: UserDependency) -> APIRouter:
         """Driver, GPUs in the order of the samples and topology; `reason` if there are none."""
         return console.telemetry.info()
 
+    @routes.get("/links")
+    def links(who: User = asked) -> dict[str, Any]:
+        """{gpus: [[[sent, received] of each NVLink]]} in bytes/s; read only while asked for."""
+        return {"gpus": console.telemetry.links()}
+
     @routes.post("/rate")
     def rate(wanted: Rate, who: User = asked) -> dict[str, float]:
         """Samples faster or slower for a while."""

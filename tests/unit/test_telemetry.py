@@ -14,7 +14,9 @@ import pytest
 
 from app import telemetry
 from app.nvml import Gpus
-from app.telemetry import Sample, Telemetry
+from app.recording import mend
+from app.telemetry import Telemetry
+from app.telemetry_ring import Sample
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, h200s
 
 HOST = {"ram_used": 30 * GIB, "ram_total": 120 * GIB}
@@ -37,8 +39,11 @@ def opened(nvml: FakeNvml, **environment: str) -> Gpus:
     return gpus
 
 
-def read(gpus: Gpus, now: float, *, each_link: bool = False) -> list[Any]:
-    return gpus.read(now, each_link=each_link, **HOST)
+def read(gpus: Gpus, now: float, *, links: bool = False) -> list[Any]:
+    """A sample for which everything is read."""
+    for key in gpus.wanted(1.0, busy=True, links=links):
+        gpus.read(key, now)
+    return gpus.samples(now, **HOST)
 
 
 def until(met: Callable[[], Any], seconds: float = 10.0) -> Any:
@@ -86,15 +91,21 @@ def test_the_rates_times_their_spans_are_the_bytes_that_were_moved() -> None:
     assert moved == pytest.approx(sent - 1_000_000 * 1024, rel=1e-6)  # the last is not read
 
 
-def test_each_link_has_a_rate_of_its_own() -> None:
+def test_each_link_has_a_rate_of_its_own_a_few_at_a_time() -> None:
     nvml = h200s(1)
     gpus = opened(nvml)
     nvml.gpus[0].counters["nvlink_rx"] = 18
-    read(gpus, 1.0, each_link=True)
-    nvml.gpus[0].counters["nvlink_rx"] = 18 * 11
-    links = read(gpus, 2.0, each_link=True)[0]["links"]
-    assert links == [[None, 10 * 1024]] * 18
-    assert read(gpus, 3.0)[0]["links"] is None
+    for now in range(6):
+        read(gpus, float(now), links=True)
+    nvml.gpus[0].counters["nvlink_rx"] = 18 * 13
+    read(gpus, 6.0, links=True)
+    assert gpus.links == [[(0, 2 * 1024)] * 3 + [(None, None)] * 15]
+
+
+def test_links_are_read_only_while_they_are_looked_at() -> None:
+    gpus = opened(h200s(1))
+    asked = {links: gpus.wanted(1.0, busy=True, links=links) for links in (False, True)}
+    assert {group for _, group in set(asked[True]) - set(asked[False])} == {"links"}
 
 
 def test_a_counter_that_was_reset_gives_no_rate_once() -> None:
@@ -107,19 +118,74 @@ def test_a_counter_that_was_reset_gives_no_rate_once() -> None:
     assert rates == [None, 1000, None, 1000]
 
 
-def test_a_counter_that_never_moved_is_not_reported() -> None:
-    gpus = opened(h200s(1))
+def test_counters_of_a_bus_that_never_moved_are_not_reported() -> None:
+    gpus = opened(h200s(2))
     read(gpus, 1.0)
-    assert read(gpus, 2.0)[0]["nvlink_tx"] is None
+    sample = read(gpus, 2.0)[0]
+    assert sample["nvlink_tx"] is None and sample["ages"]["nvlink"] == 0
+
+
+def test_beside_a_counter_that_moves_zero_is_a_true_zero() -> None:
+    nvml = h200s(2)
+    gpus = opened(nvml)
+    nvml.gpus[0].counters["nvlink_rx"] = 1
+    read(gpus, 1.0)
+    sender, peer = read(gpus, 2.0)
+    assert (sender["nvlink_tx"], peer["nvlink_tx"], peer["nvlink_rx"]) == (0, 0, 0)
+    assert sender["pcie_tx"] is None  # another bus
+    assert gpus.totals[1] == {"nvlink_tx": 0, "nvlink_rx": 0}
+
+
+def test_another_models_counters_prove_nothing() -> None:
+    nvml = FakeNvml([FakeGpu(index=0), FakeGpu(index=1, name="NVIDIA RTX PRO 6000")])
+    gpus = opened(nvml)
+    nvml.gpus[0].counters["pcie_rx"] = 1
+    read(gpus, 1.0)
+    assert read(gpus, 2.0)[1]["pcie_rx"] is None
+
+
+def test_what_was_not_read_yet_has_no_age_and_what_is_not_reported_has_one() -> None:
+    gpus = opened(FakeNvml([FakeGpu(index=0, unsupported={"field 138", "field 139"})]))
+    assert gpus.samples(0.5, **HOST)[0]["ages"] == {}
+    sample = read(gpus, 1.0)[0]
+    assert sample["nvlink_tx"] is None and sample["ages"]["nvlink"] == 0
+    assert sample["pcie_tx"] is None and "pcie" not in sample["ages"]  # a rate needs two
+
+
+def test_between_two_readings_a_number_stays_and_its_age_grows() -> None:
+    gpus = opened(h200s(1))
+    (key,) = (key for key in gpus.wanted(1.0, busy=False, links=False) if key[1] == "state")
+    gpus.read(key, 1.0)
+    (sample,) = gpus.samples(1.5, **HOST)
+    assert sample["power"] == 96.0 and sample["ages"] == {"state": 0.5}
+
+
+def test_a_bus_that_moves_is_read_each_tick_and_one_that_rests_seldom() -> None:
+    nvml = h200s(1)
+    gpus = opened(nvml)
+
+    def period(busy: bool) -> float:
+        return next(
+            period
+            for (_, group), period in gpus.wanted(1.0, busy=busy, links=False).items()
+            if group == "nvlink"
+        )
+
+    first = period(False)
+    read(gpus, 1.0)
+    read(gpus, 2.0)
+    assert (first, period(True), period(False)) == (1.0, 2.0, 10.0)
+    nvml.gpus[0].counters["nvlink_tx"] = 1 << 20
+    read(gpus, 3.0)
+    assert period(False) == 1.0
 
 
 def test_a_gpu_that_supports_nothing_is_all_none_and_is_not_asked_twice() -> None:
     nvml = FakeNvml([FakeGpu(index=0, unsupported={"*"}), FakeGpu(index=1)])
     gpus = opened(nvml)
     mute, other = read(gpus, 1.0)
-    values = {
-        k: v for k, v in mute.items() if k not in ("lost", "unified", "mem_used", "mem_total")
-    }
+    told = ("lost", "unified", "mem_used", "mem_total", "ages")
+    values = {key: value for key, value in mute.items() if key not in told}
     assert set(values.values()) == {None} and mute["lost"] is False
     assert other["power"] == 96.0
     nvml.calls.clear()
@@ -319,18 +385,60 @@ def test_a_rate_outside_the_limits_is_refused(hz: float) -> None:
         watched.set_rate(hz)
 
 
-def test_a_run_keeps_its_slice_as_json_lines_in_order(tmp_path: Path) -> None:
-    with Telemetry(Hub(), nvml=h200s(1), environment={}) as watched:
-        start = time.time() - 1
-        until(watched.latest)
+def kept_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_run_keeps_its_samples_and_marks_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "telemetry.jsonl"
+    with (
+        Telemetry(Hub(), nvml=h200s(1), environment={}) as watched,
+        watched.recording(file, fast=True) as recording,
+    ):
+        assert watched.hz == 10
         watched.mark("run", "run", "r1")
-        file = tmp_path / "telemetry.jsonl"
-        watched.save(file, start, time.time())
-        assert watched.slice(0, start) == []
-    entries = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [entry.get("mark") for entry in kept_lines(file)] == ["run"]  # at once
+        since = time.time()
+        until(lambda: len(watched.slice(since, time.time())) >= 4)
+        assert sum("gpus" in entry for entry in kept_lines(file)) == 1  # one a second
+    entries = kept_lines(file)
     assert [entry["t"] for entry in entries] == sorted(entry["t"] for entry in entries)
     assert {"run"} == {entry["mark"] for entry in entries if "mark" in entry}
-    assert any("gpus" in entry for entry in entries)
+    assert sum("gpus" in entry for entry in entries) >= 4  # all, as the ring has them still
+    assert recording.trouble == ""
+
+
+def test_a_run_longer_than_the_ring_keeps_what_was_written_as_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "telemetry.jsonl"
+    with Telemetry(Hub(), nvml=FakeNvml(driver=False), environment={}) as watched:
+        with watched.recording(file, fast=False):
+            watched.mark("run", "run", "r1")
+            real = time.time
+            monkeypatch.setattr(telemetry.time, "time", lambda: real() + 1801)
+            watched.mark("run ends", "run", "r1")
+        watched.mark("later", "run", "r2")
+    assert [e["mark"] for e in kept_lines(file) if "mark" in e] == ["run", "run ends"]
+
+
+def test_a_disk_that_takes_no_telemetry_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    with Telemetry(Hub(), nvml=FakeNvml(driver=False), environment={}) as watched:
+        with watched.recording(tmp_path / "nowhere" / "t.jsonl", fast=False) as recording:
+            watched.mark("run", "run", "r1")
+        since = time.time()
+        watched.set_rate(10)
+        until(lambda: watched.slice(since, time.time()))
+    assert "is not kept whole" in recording.trouble
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(b'{"t":1}\n{"t":2}\n{"t":')
+    mend(file)
+    mend(file)
+    mend(tmp_path / "missing")
+    assert file.read_bytes() == b'{"t":1}\n{"t":2}\n'
 
 
 def test_a_page_gets_what_is_new_thinned_with_the_newest_kept() -> None:
