@@ -98,3 +98,23 @@ def test_decoded_frames_of_a_capture_are_compared(comfy: Path, plan: Plan, cpu_p
     frames = torch.zeros(5, 64, 32, 3)
     result = played(save(golden, record(golden)[0], frames=frames).path, plan)
     assert result.status == "FAIL" and "decode/video" in result.first
+
+
+def test_a_capture_with_a_lora_is_refused(comfy: Path, plan: Plan) -> None:
+    golden = Golden(SOURCE)
+    recording = record(golden)[0]
+    recording.patched = 3
+    result = played(save(golden, recording).path, plan)
+    assert result.status == "unsupported" and "3 patched weights (a LoRA)" in result.reason
+
+
+def test_references_in_other_slots_are_replayed(comfy: Path, plan: Plan, cpu_paths: str) -> None:
+    golden = Golden(SOURCE)
+    graph = {**GRAPH, "5": {"class_type": "H3", "inputs": {"prompt": golden.params["prompt"]}}}
+    media = {
+        "ref_image_3": golden.tensor("in/ref_image_0").float() / 255,
+        "ref_audio_1": {"waveform": golden.tensor("in/ref_audio_0"), "sample_rate": 32000},
+    }
+    result = played(save(golden, record(golden)[0], graph=graph, node="7", **media).path, plan)
+    assert result.status == ("bit-equal" if cpu_paths == "pinned" else "pass"), result.reason
+    assert "cond/pos/context" in {str(detail["name"]) for detail in result.details}

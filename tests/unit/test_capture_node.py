@@ -6,6 +6,7 @@ what the nodes save must be that golden again.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from runtime.parity.comfy_node import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from runtime.parity.comfy_node.golden_file import digest
-from runtime.parity.comfy_node.graph import settings
+from runtime.parity.comfy_node.graph import finite, settings
 from runtime.parity.comfy_node.nodes import H3GoldenRecord, H3GoldenSave
 from runtime.parity.comfy_node.recorder import Recording, watch
 from runtime.parity.golden import Golden
@@ -345,3 +346,169 @@ def test_the_folder_stands_alone_where_comfyui_puts_it(tmp_path: Path) -> None:
         [sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert run.stdout.split("\n")[0] == "['H3GoldenRecord', 'H3GoldenSave'] False"
+
+
+class Bare:
+    """A container of latents that has nothing but unbind."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._held = tensors
+
+    def unbind(self) -> tuple[Tensor, ...]:
+        return tuple(self._held)
+
+
+PAIR = (torch.ones(1, 24, 1, 2, 2), torch.ones(1, 32, 2, 3))
+
+
+@pytest.mark.parametrize("pack", [list, tuple, Nested, Bare])
+@pytest.mark.parametrize("named", [False, True], ids=["by place", "by name"])
+def test_the_network_may_get_its_latents_in_any_container(pack: Any, named: bool) -> None:
+    recording = Recording()
+
+    def network(x: Any, *rest: Any, **more: Any) -> Any:
+        for part in x if isinstance(x, list | tuple) else x.unbind():
+            part.zero_()  # the network owns its inputs
+        return pack([torch.full_like(part, -1) for part in PAIR])
+
+    options = {"cond_or_uncond": [0], "held": torch.ones(1, 24, 3, 3, 3)}
+    given: dict[str, Any] = {
+        "x": pack([part.clone() for part in PAIR]),
+        "timestep": torch.ones(1),
+        "context": torch.ones(1, 2, 8),
+        "transformer_options": options,
+        "minimax_payload": {"refs": [torch.zeros(1, 24, 9, 9, 9)]},
+    }
+    model = watch(Model(network), recording)
+    model(**given) if named else model(*given.values())
+    assert torch.equal(recording.names["step_00/net_pos/audio_in"], PAIR[1])
+    assert torch.equal(recording.names["step_00/net_pos/v_video"], -PAIR[0])
+    assert recording.names["layout/pos/context_refined"].shape == (1, 2, 8)
+
+
+def test_shifts_come_from_the_options_of_the_calls(golden: Golden, comfy: Path) -> None:
+    """Of a sigma shift node whose numbers other nodes compute, the graph does not tell them."""
+    recording = record(golden)[0]
+    shifts = {"minimax_h3_sigma_shift_video": 7.0, "minimax_h3_sigma_shift_audio": 2.0}
+    model = watch(Model(lambda *args: list(PAIR)), recording)
+    names = dict(recording.names)
+    model(list(PAIR), torch.ones(1), torch.ones(1, 2, 8), {"cond_or_uncond": [0], **shifts})
+    recording.names = names
+    graph = {**GRAPH, "9": {"inputs": {"shift_video": ["2", 0]}}}
+    assert save(golden, recording, graph=graph, node="7").params["shift"] == [7.0, 2.0]
+
+
+def test_a_lora_is_told_by_the_patches_of_the_model(golden: Golden, comfy: Path) -> None:
+    model = Model(lambda *args: list(PAIR))
+    recording = record(golden)[0]
+    assert save(golden, recording).params["patched_weights"] == 0
+    patched = Model.clone(model)
+    patched.clone = lambda: patched  # type: ignore[method-assign]
+    patched.patches = {"blocks.0.attn.q.weight": [1]}  # type: ignore[attr-defined]
+    watch(patched, recording)
+    assert save(golden, recording).params["patched_weights"] == 1
+
+
+def test_keyframes_start_from_the_conditioning(golden: Golden, comfy: Path) -> None:
+    frame = {"resolved_frame_index": 0, "latent": PAIR[0], "audio_latent": None}
+    extra = {"minimax_token_tags": torch.ones(2), "minimax_keyframes": [frame]}
+    told = H3GoldenSave().save(
+        record(golden)[0],
+        {"samples": Nested([golden.tensor("final/video"), golden.tensor("final/audio")])},
+        [[torch.ones(1, 2, 8), extra]],
+        "mine",
+        graph=GRAPH,
+        node="7",
+    )
+    saved = Golden(Path(told["result"][0]))
+    assert saved.params["prompt"] == "A hat." and saved.params["from_prompt"] is False
+    assert saved.header["conditioning"]["pos"]["keyframes"][0]["resolved_frame_index"] == 0
+
+
+def test_references_are_counted_without_gaps(golden: Golden, comfy: Path) -> None:
+    sound = {"waveform": torch.ones(1, 2, 640), "sample_rate": 48000}
+    media = {
+        "ref_image_1": torch.zeros(1, 32, 32, 4),
+        "ref_video_0": None,
+        "ref_video_audio_0": sound,
+        "ref_video_2": torch.ones(5, 32, 32, 3),
+        "ref_video_audio_2": sound,
+        "ref_audio_2": sound,
+    }
+    saved = save(golden, record(golden)[0], **media)
+    inputs = {name for name in saved.names if name.startswith("in/")}
+    names = ("ref_image_0", "ref_video_0", "ref_video_audio_0", "ref_audio_0")
+    assert inputs == {f"in/{name}" for name in names}
+    assert saved.tensor("in/ref_image_0").shape == (1, 32, 32, 3)
+    assert saved.params["ref_videos"][0]["audio"]["sr"] == 48000
+
+
+def test_a_negative_side_must_be_connected_and_an_unused_one_is_left_out(
+    golden: Golden, comfy: Path
+) -> None:
+    recording = record(golden)[0]
+    unused = save(golden, recording, negative=conditioning(golden, "pos"))
+    assert "cond/neg/context" not in unused.names
+    recording.names["step_00/net_neg/v_audio"] = PAIR[1]
+    with pytest.raises(RuntimeError, match="connect the guider's negative conditioning"):
+        save(golden, recording)
+
+
+def test_an_interrupted_sampling_is_not_saved(golden: Golden, comfy: Path) -> None:
+    recording = Recording()
+    recording.start(torch.ones(3), Nested(list(PAIR)), None, 1)
+    recording.step(0, Nested(list(PAIR)), Nested(list(PAIR)))
+    with pytest.raises(RuntimeError, match="ended after 1 steps without a result"):
+        save(golden, recording)
+    assert list(comfy.rglob("*")) == []
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_the_sound_of_a_start_latent_is_kept_in_its_own_scale(carried: bool) -> None:
+    """ComfyUI multiplies it by the ratio of the shifts before the sampler sees it."""
+    recording, start, noise = Recording(), PAIR[1] * 0.5, PAIR[1] * 0.25
+    given = start * 4 if carried else start
+    recording.start(torch.tensor([0.5, 0.0]), Nested([PAIR[0], noise]), Nested([PAIR[0], given]), 1)
+    recording.step(0, Nested(list(PAIR)), Nested([PAIR[0], 0.5 * noise + 0.5 * start * 4]))
+    recording.finish()
+    assert torch.equal(recording.names["init_latent/audio"], start)
+
+
+def test_a_noise_mask_is_refused_and_one_that_masks_nothing_is_not(golden: Golden) -> None:
+    playback = Playback(golden)
+    model, sampler, _ = H3GoldenRecord().record(Model(playback.network), playback)
+    noise = playback.pack(golden.tensor("noise/video"), golden.tensor("noise/audio"))
+    sigmas = golden.tensor("sigmas")
+    sampler.sample(model, sigmas, {}, None, noise, None, Nested(list(PAIR)))
+    with pytest.raises(RuntimeError, match="has a noise mask"):
+        sampler.sample(model, sigmas, {}, None, noise, None, denoise_mask=PAIR[0] * 0)
+
+
+def test_the_guider_tells_its_cfg(golden: Golden, comfy: Path) -> None:
+    playback = Playback(golden)
+    model, sampler, recording = H3GoldenRecord().record(Model(playback.network), playback)
+    model.cfg = 1
+    noise = playback.pack(golden.tensor("noise/video"), golden.tensor("noise/audio"))
+    sampler.sample(model, golden.tensor("sigmas"), {}, None, noise)
+    graph = {**GRAPH, "7": {"inputs": {"cfg": 3.0}}}
+    assert save(golden, recording, graph=graph, node="7").params["cfg"] == 1.0
+
+
+def test_a_sampler_can_be_copied(golden: Golden) -> None:
+    _, sampler, _ = H3GoldenRecord().record(Model(lambda: None), Playback(golden))
+    assert copy.copy(sampler).other == "an attribute of the sampler"
+
+
+def test_a_setting_that_the_nearest_node_gets_from_another_is_not_taken_from_a_third() -> None:
+    graph = {
+        "1": {"inputs": {"prompt": "Improve this.", "seed": 5}},
+        "2": {"inputs": {"prompt": ["1", 0]}},
+        "3": {"inputs": {"positive": ["2", 0]}},
+    }
+    assert settings(graph, "3") == {"seed": 5}
+
+
+def test_what_comfyui_marks_as_changed_is_json() -> None:
+    assert finite({"1": {"is_changed": [float("nan")], "x": 1.5}}) == {
+        "1": {"is_changed": ["nan"], "x": 1.5}
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,14 +26,22 @@ SETTINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def settings(graph: Graph | None, node: str) -> dict[str, Any]:
     """What the nodes upstream of `node` say; a value that another node computes is left out."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {}  # None: the nearest node that has it gets it from another one
     for inputs in _upstream(graph or {}, str(node)):
         for name, keys in SETTINGS:
             for key in keys:
-                value = _literal(graph or {}, inputs.get(key))
-                if name not in found and value is not None:
-                    found[name] = value
-    return found
+                if name not in found and inputs.get(key) is not None:
+                    found[name] = _literal(graph or {}, inputs[key])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def finite(value: Any) -> Any:
+    """The graph without NaN, which ComfyUI writes into it and JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _upstream(graph: Graph, node: str) -> Iterator[Mapping[str, Any]]:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from . import golden_file
-from .graph import settings
-from .recorder import RecordedSampler, Recording, watch
+from .graph import finite, settings
+from .media import AUDIOS, IMAGES, VIDEOS, described, numbered, stored, wanted
+from .recorder import SHIFT_AUDIO, SHIFT_VIDEO, RecordedSampler, Recording, watch
+from .tensors import copy, parts
 
-IMAGES, VIDEOS, AUDIOS = 9, 3, 3
 KIND = "capture"  # replayed with a plan's checkpoints: runtime/parity/replay/capture.py
-MODES = ("ref2va", "t2va")
 COMPUTE = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 DEFAULTS = {"sampler": "", "scheduler": "", "denoise": 1.0, "cfg": 1.0, "ref_image_size": "match"}
 
@@ -106,20 +106,33 @@ class H3GoldenSave:
                 "H3 golden: nothing was recorded; take model and sampler of 'H3 golden: record' "
                 "into the guider and the sampler node, and run the graph again"
             )
+        if not recording.complete:
+            raise RuntimeError(
+                f"H3 golden: the sampling ended after {recording.steps} steps without a result; "
+                "run the graph again"
+            )
+        guided = any("/net_neg/" in name for name in recording.names)
+        if guided and negative is None:
+            raise RuntimeError(
+                "H3 golden: the run had a negative side; connect the guider's negative "
+                "conditioning to 'negative'"
+            )
+        media = numbered(media)
         names = dict(recording.names)
         names |= _pair("final", latent)
         names |= _pair("final_x0", denoised) if denoised is not None else {}
         conditioning = {"pos": _conditioning("pos", positive, names)}
-        if negative is not None:
+        if negative is not None and guided:
             conditioning["neg"] = _conditioning("neg", negative, names)
-        names |= _media(media)
+        names |= stored(media)
         if frames is not None:
-            names["decode/video"] = frames.detach().to("cpu", torch.float32, copy=True)
+            pictures = frames.reshape(-1, *frames.shape[-3:])  # [T,H,W,3]
+            names["decode/video"] = pictures.detach().to("cpu", torch.float32, copy=True)
         if audio is not None:
             names["decode/audio"] = audio["waveform"].detach().to("cpu", torch.float32, copy=True)
         header = _header(case, recording, names, conditioning, settings(graph, node), media)
         if graph is not None:
-            header["graph"] = graph
+            header["graph"] = finite(graph)
         path = golden_file.write(_folder() / f"{_safe(case)}.safetensors", names, header)
         return {"ui": {"text": [str(path)]}, "result": (str(path),)}
 
@@ -134,12 +147,13 @@ def _header(
 ) -> dict[str, Any]:
     video = names["final/video"]
     latent_t, latent_h, latent_w = video.shape[2:]
-    references = conditioning["pos"]["refs"]
+    references, keyframes = (conditioning["pos"][kind] for kind in ("refs", "keyframes"))
+    told = {**told, **recording.shifts}
     params: dict[str, Any] = {
         **DEFAULTS,
         **{k: v for k, v in told.items() if not k.startswith("shift_")},
         "kind": KIND,
-        "mode": MODES[0] if references else MODES[1],
+        "mode": "ref2va" if references else "fl2va" if keyframes else "t2va",
         "compute": COMPUTE.get(recording.dtype, recording.dtype),
         "width": latent_w * 16,
         "height": latent_h * 16,
@@ -147,10 +161,13 @@ def _header(
         "steps": recording.steps,
         "from_prompt": "prompt" in told
         and "neg" not in conditioning  # its text is not told
-        and len(_given(media)) == _wanted(references),
-        "shift": [told.get("shift_video", 12.0), told.get("shift_audio", 3.0)],
-        **_media_params(media),
+        and not keyframes  # nor are their pictures in the file
+        and len(media) == wanted(references),
+        "shift": [told.get("shift_video", SHIFT_VIDEO), told.get("shift_audio", SHIFT_AUDIO)],
+        "patched_weights": recording.patched,
+        **described(media),
     }
+    params["cfg"] = params["cfg"] if recording.cfg is None else recording.cfg
     params["sampler"] = recording.sampler or params["sampler"]
     params["seed"] = params.get("seed") if recording.seed is None else recording.seed
     return {
@@ -171,87 +188,31 @@ def _conditioning(side: str, value: Sequence[Any], names: dict[str, Tensor]) -> 
     if len(value) != 1:
         raise RuntimeError(f"H3 golden: {len(value)} conditionings on one side; record one")
     context, extra = value[0]
-    names[f"cond/{side}/context"] = _cpu(context)
+    names[f"cond/{side}/context"] = copy(context)
     tags = extra.get("minimax_token_tags")
     if tags is None:
         raise RuntimeError("H3 golden: the conditioning has no token tags; use ComfyUI's H3 nodes")
-    names[f"cond/{side}/token_tags"] = _cpu(torch.as_tensor(tags))
+    names[f"cond/{side}/token_tags"] = copy(torch.as_tensor(tags))
     described: dict[str, Any] = {}
-    for key, stored, kind in (
+    for key, held, kind in (
         ("refs", "minimax_refs", "ref"),
         ("keyframes", "minimax_keyframes", "keyframe"),
     ):
         described[key] = []
-        for i, block in enumerate(extra.get(stored) or []):
+        for i, block in enumerate(extra.get(held) or []):
             for part in ("latent", "audio_latent"):
                 if block.get(part) is not None:
-                    names[f"cond/{side}/{kind}_{i}/{part}"] = _cpu(block[part])
+                    names[f"cond/{side}/{kind}_{i}/{part}"] = copy(block[part])
             plain = {k: v for k, v in block.items() if isinstance(v, int | float | str)}
             described[key].append(plain)
     return described
 
 
-def _media(media: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The references as the replay reads them: 8-bit frames, float waves."""
-    found: dict[str, Tensor] = {}
-    for name, value in _given(media).items():
-        if isinstance(value, Mapping):
-            found[f"in/{name}"] = _cpu(value["waveform"]).float()
-            continue
-        scaled = _cpu(value).float() * 255
-        frames = scaled.round()
-        if bool(((scaled - frames).abs() > 1e-3).any()):
-            raise RuntimeError(
-                f"H3 golden: {name} holds values between 8-bit steps (it was resized or graded in "
-                "the graph); connect the picture as it was loaded, or leave it out"
-            )
-        found[f"in/{name}"] = frames.to(torch.uint8)
-    return found
-
-
-def _media_params(media: Mapping[str, Any]) -> dict[str, Any]:
-    """Which references there are, as the replay counts them; waves with their rate."""
-    given = _given(media)
-    params: dict[str, Any] = {"ref_images": [], "ref_videos": [], "ref_audios": []}
-    for name, value in sorted(given.items()):
-        if name.startswith("ref_image_"):
-            params["ref_images"].append(list(value.shape[1:3]))
-        elif name.startswith("ref_audio_"):
-            params["ref_audios"].append(_wave(value))
-        elif not name.startswith("ref_video_audio_"):
-            sound = given.get(name.replace("ref_video_", "ref_video_audio_"))
-            spec: dict[str, Any] = {"shape": list(value.shape[:3])}
-            params["ref_videos"].append(spec | ({"audio": _wave(sound)} if sound else {}))
-    return {name: specs for name, specs in params.items() if specs}
-
-
-def _wave(audio: Mapping[str, Any]) -> dict[str, int]:
-    return {
-        "channels": int(audio["waveform"].shape[1]),
-        "samples": int(audio["waveform"].shape[2]),
-        "sr": int(audio["sample_rate"]),
-    }
-
-
-def _given(media: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in media.items() if value is not None}
-
-
-def _wanted(references: Sequence[Mapping[str, Any]]) -> int:
-    """How many media inputs the encoded references came from; a sounding video has two."""
-    return sum(2 if block.get("kind") == "video_audio" else 1 for block in references)
-
-
 def _pair(name: str, latent: Mapping[str, Any]) -> dict[str, Tensor]:
-    samples = latent["samples"]
-    parts = list(samples.tensors if hasattr(samples, "tensors") else samples.unbind())
-    if len(parts) != 2:
-        raise RuntimeError(f"H3 golden: {name} holds {len(parts)} latents, not video and audio")
-    return {f"{name}/video": _cpu(parts[0]), f"{name}/audio": _cpu(parts[1])}
-
-
-def _cpu(value: Tensor) -> Tensor:
-    return value.detach().to("cpu", copy=True)
+    pair = parts(latent["samples"])
+    if len(pair) != 2:
+        raise RuntimeError(f"H3 golden: {name} holds {len(pair)} latents, not video and audio")
+    return {f"{name}/video": copy(pair[0]), f"{name}/audio": copy(pair[1])}
 
 
 def _safe(case: str) -> str:

@@ -89,6 +89,11 @@ def _plan(golden: Golden, setup: Setup) -> Plan:
     plan = setup.plan
     if plan is None or not plan.models.dit.name:
         raise Unsupported("a captured run names no checkpoints; give --plan with its [models]")
+    if golden.params.get("patched_weights"):
+        raise Unsupported(
+            f"the run had {golden.params['patched_weights']} patched weights (a LoRA), which this "
+            "runtime does not apply; record it without"
+        )
     if plan.dtype != golden.params["compute"]:
         raise Unsupported(
             f"the run was captured in {golden.params['compute']} and plan {plan.name} computes in "
