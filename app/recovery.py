@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 from app import recording, records, runs, stored
 from app.history import times_of
 from app.jobs import ENDED, Job, JobStore, State
-from runtime.media.files import remove_parts
+from runtime.media.files import DiskFullError, remove_parts
 from runtime.messages import Failure, StageTime
 
 _LOG = logging.getLogger(__name__)
@@ -33,8 +34,7 @@ def recover(jobs: JobStore, root: Path) -> tuple[Job, ...]:
         job = replace(job, reason="the console was killed while this job ran; retry it")
         ended: dict[str, Any] = {"state": "interrupted", "reason": job.reason, "ended": time.time()}
         if job.request is not None:
-            recording.mend(root / job.id / records.TELEMETRY)
-            ended |= _settle(job, root / job.id)
+            ended |= _mended(job, root / job.id)
         jobs.update(job.id, **ended)
     return tuple(jobs.need(job.id) for job in killed)
 
@@ -49,10 +49,10 @@ def adopt(jobs: JobStore, root: Path, owner: str) -> int:
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             job, times = _adopted(id, record, owner)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+            jobs.add(job, times=times)
+        except Exception as error:  # anything may lie in a folder; the console starts all the same
             _LOG.warning("%s is no run of this version and is left alone: %s", file, error)
             continue
-        jobs.add(job, times=times)
         count += 1
     return count
 
@@ -60,7 +60,10 @@ def adopt(jobs: JobStore, root: Path, owner: str) -> int:
 def _adopted(id: str, record: dict[str, Any], owner: str) -> tuple[Job, dict[str, float]]:
     if record["state"] not in ENDED:
         raise ValueError(f"its state is {record['state']!r}")
-    started = datetime.fromisoformat(record["started"]).timestamp()
+    started, ended = _span(record)
+    times = _times(record)
+    if not all(map(math.isfinite, (ended, *times.values()))):
+        raise ValueError("it has times that are no numbers")
     failure = record["failure"] or {}
     job = Job(
         id=id,
@@ -72,11 +75,17 @@ def _adopted(id: str, record: dict[str, Any], owner: str) -> tuple[Job, dict[str
         plan=stored.plan_of(record["plan"]),
         created=started,
         started=started,
-        ended=started + float(record["seconds"]),
+        ended=ended,
         stage=failure.get("stage", ""),
         reason=failure.get("reason", ""),
     )
-    return job, _times(record)
+    return job, times
+
+
+def _span(record: dict[str, Any]) -> tuple[float, float]:
+    """When the run began and ended, seconds since the epoch."""
+    started = datetime.fromisoformat(record["started"]).timestamp()
+    return started, started + float(record["seconds"])
 
 
 def _times(record: dict[str, Any]) -> dict[str, float]:
@@ -97,12 +106,21 @@ class _Told:
     total: int = 0
 
 
+def _mended(job: Job, folder: Path) -> dict[str, Any]:
+    """How the run of a killed console ended; a folder that cannot be made whole is told."""
+    try:
+        recording.mend(folder / records.TELEMETRY)
+        return _told_by_record(folder) or _settle(job, folder)
+    except DiskFullError:  # nothing is damaged; the next start does it
+        raise
+    except Exception as error:  # whatever became of one folder, the console starts
+        _LOG.warning("%s cannot be made whole: %s: %s", folder, type(error).__name__, error)
+        return {"reason": f"{job.reason}; its folder is damaged"}
+
+
 def _settle(job: Job, folder: Path) -> dict[str, Any]:
-    """How the run of a killed console ended, with its folder made whole."""
+    """How the run ended by its events, with its folder made whole."""
     assert job.request is not None, "only generate jobs have a run folder of ours"
-    record = folder / "run.json"
-    if record.is_file():  # killed between the record and the store
-        return _told_by_record(json.loads(record.read_text(encoding="utf-8")))
     folder.mkdir(exist_ok=True)
     parts = (part.name.split(".")[-2] for part in folder.glob("*.part"))
     remove_parts(folder, [int(pid) for pid in parts if pid.isdigit()])  # the ranks died with it
@@ -146,14 +164,24 @@ def _settle(job: Job, folder: Path) -> dict[str, Any]:
     return ended | {"stage": told.stage, "done": told.done, "total": told.total}
 
 
-def _told_by_record(record: dict[str, Any]) -> dict[str, Any]:
-    failure = record["failure"] or {}
-    return {
-        "state": record["state"],
-        "stage": failure.get("stage", ""),
-        "reason": failure.get("reason", ""),
-        "times": _times(record),
-    }
+def _told_by_record(folder: Path) -> dict[str, Any]:
+    """What run.json says, written just before the kill; nothing without it, or if it is damaged."""
+    try:
+        if (record := records.finished(folder)) is None:
+            return {}
+        if record["state"] not in ENDED:
+            raise ValueError(f"its state is {record['state']!r}")
+        failure = record["failure"] or {}
+        return {
+            "state": record["state"],
+            "stage": failure.get("stage", ""),
+            "reason": failure.get("reason", ""),
+            "times": _times(record),
+            "ended": _span(record)[1],
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _LOG.warning("%s is written anew from its events: %s", folder / "run.json", error)
+        return {}
 
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,34 @@ def test_a_run_killed_after_its_record_is_what_the_record_says(
     assert [times["denoise"] for _, times in jobs.times()] == [3.0]
 
 
+@pytest.mark.parametrize("text", ["", '{"id": "a", "sta', "[]", "{}", '{"state": "odd"}', "\x00"])
+def test_a_damaged_record_is_written_anew_from_the_events(
+    jobs: JobStore, tmp_path: Path, text: str
+) -> None:
+    run_of(running(jobs), tmp_path, progress(3))
+    (tmp_path / "a" / "run.json").write_text(text)
+    (job,) = recovery.recover(jobs, tmp_path)
+    assert (job.state, job.stage, job.done) == ("interrupted", "denoise", 3)
+    assert record(tmp_path)["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("line", ["12", '{"time": 1}', '{"time": "x", "event": "Result"}', "null"])
+def test_events_that_are_none_of_ours_cost_the_folder_and_not_the_start(
+    jobs: JobStore, tmp_path: Path, line: str
+) -> None:
+    run_of(running(jobs), tmp_path)
+    (tmp_path / "a" / "events.jsonl").write_text(line + "\n")
+    (job,) = recovery.recover(jobs, tmp_path)
+    assert job.state == "interrupted" and job.reason.endswith("its folder is damaged")
+
+
+def test_a_file_in_the_place_of_a_run_folder_costs_no_start(jobs: JobStore, tmp_path: Path) -> None:
+    running(jobs)
+    (tmp_path / "a").write_text("x")
+    (job,) = recovery.recover(jobs, tmp_path)
+    assert job.state == "interrupted"
+
+
 @pytest.mark.parametrize(("cancelled", "state"), [(True, "cancelled"), (False, "failed")])
 def test_a_failure_that_was_told_is_kept(
     jobs: JobStore, tmp_path: Path, cancelled: bool, state: str
@@ -199,6 +228,25 @@ def test_a_record_that_is_none_of_ours_is_left_alone(
     (tmp_path / "x" / "run.json").write_text(text)
     assert recovery.adopt(jobs, tmp_path, "local") == 0
     assert (tmp_path / "x" / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seconds", math.nan),
+        ("seconds", math.inf),
+        ("failure", "x"),
+        ("engine", "x"),
+        ("stages", [{"stage": "denoise", "seconds": math.nan}]),
+    ],
+)
+def test_a_record_with_a_field_that_no_job_can_have_is_left_alone(
+    jobs: JobStore, tmp_path: Path, field: str, value: Any
+) -> None:
+    Run(tmp_path / "x", fakes.request(id="x"), fakes.plan()).finish(result(), READY, "done")
+    file = tmp_path / "x" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    assert recovery.adopt(jobs, tmp_path, "local") == 0
 
 
 @pytest.mark.parametrize("name", [".hidden", "a b", "a?b", "ü", "x" * 101])
