@@ -51,8 +51,8 @@ class Database:
             self._folder_lock.close()
 
     def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        """All rows of a query."""
-        with self.lock:
+        """All rows of a query; OSError if the file cannot be read."""
+        with self.lock, self._told():
             return self._connection.execute(sql, values).fetchall()
 
     @contextmanager
@@ -65,17 +65,26 @@ class Database:
             if self._connection.in_transaction:
                 yield self._connection
                 return
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except sqlite3.OperationalError as error:
-                if "full" in str(error):
-                    raise DiskFullError(self.path) from error
-                raise OSError(f"{self.path} cannot be written: {error}") from error
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+            with self._told():
+                try:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    yield self._connection
+                    self._connection.execute("COMMIT")
+                finally:
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the disk or a damaged file does to us, as OSError; faults of ours stay theirs."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if type(error) not in (sqlite3.OperationalError, sqlite3.DatabaseError):
+                raise
+            if "full" in str(error):
+                raise DiskFullError(self.path) from error
+            raise OSError(f"{self.path} cannot be used: {error}") from error
 
     def _open(self, tables: str, schema: int) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -84,6 +93,9 @@ class Database:
                 f"{self.path} was written by another version of the console (schema {version}, "
                 f"this one reads {schema}); use that version, or another folder with --runs"
             )
+        damage = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError(damage.splitlines()[-1])
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         if version == 0:

@@ -8,13 +8,16 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.database import Database
 from app.errors import Missing, WrongState
+from app.job import SCHEMA, TABLES
 from app.jobs import Job, JobStore
 from runtime.messages import Reference
 from tests import fakes
@@ -236,6 +239,29 @@ def test_a_damaged_file_is_refused_and_the_folder_is_free_again(tmp_path: Path) 
     for _ in range(2):
         with pytest.raises(ValueError, match=r"cannot be used .* move it away"):
             JobStore(tmp_path)
+
+
+def test_a_damaged_page_is_found_at_the_start_and_told_in_one_line(tmp_path: Path) -> None:
+    with JobStore(tmp_path) as jobs:
+        jobs.add(*(job(f"j{n}") for n in range(20)))
+    with (tmp_path / "console.sqlite3").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 2000)
+    with pytest.raises(ValueError, match=r"^.*cannot be used .* move it away.*$"):
+        JobStore(tmp_path)
+
+
+def raise_malformed(db: Database) -> None:
+    with db.writing():
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+
+def test_a_file_that_is_damaged_while_it_is_used_is_an_os_error(tmp_path: Path) -> None:
+    with closing(Database(tmp_path, tables=TABLES, schema=SCHEMA)) as db:
+        with pytest.raises(OSError, match=r"console.sqlite3 cannot be used: .*malformed"):
+            raise_malformed(db)
+        with pytest.raises(OSError, match="cannot be used: no such table"):
+            db.rows("SELECT * FROM elsewhere")
 
 
 def write_until_killed(root: Path, pipe: Any) -> None:
