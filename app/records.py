@@ -64,7 +64,11 @@ def timings(record: Record, *, live: bool) -> dict[str, Any]:
         "live": live,
         "state": record["state"],
         "plan": record["plan"]["name"],
-        "conditions": {**_settings(record["plan"]), **engine.get("resolved", {})},
+        "conditions": {
+            **_checkpoints(record["plan"]),
+            **_settings(record["plan"]),
+            **engine.get("resolved", {}),
+        },
         "shape": {
             **{name: request[name] for name in _SHAPE if name in request},
             "references": [r["kind"] for r in request.get("references", ())],
@@ -107,3 +111,9 @@ def _shorten(values: Record, names: tuple[str, ...]) -> None:
 
 def _settings(plan: Record) -> dict[str, Any]:
     return {name: value for name, value in plan.items() if name not in ("name", "models")}
+
+
+def _checkpoints(plan: Record) -> dict[str, str]:
+    """Names of the files: a plan of the same name may have had others."""
+    models = plan.get("models") or {}
+    return {role: Path(file).name for role, file in models.items() if isinstance(file, str)}

@@ -102,4 +102,6 @@ def _psnr(peak: float, difference: Tensor) -> float:
     error = float(difference.square().mean())
     if error == 0:
         return math.inf
-    return 10 * math.log10(peak**2 / error) if 0 < peak < math.inf else -math.inf
+    if not 0 < peak < math.inf or error == math.inf:
+        return -math.inf
+    return 10 * math.log10(peak**2 / error)

@@ -20,6 +20,7 @@ from torch import Tensor
 from runtime.parity import command
 from runtime.parity.cpu import ENVIRONMENT
 from runtime.parity.judge import replay_case
+from runtime.parity.metrics import compare
 from runtime.parity.report import CaseResult, finish
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,16 @@ def test_a_nan_in_a_golden_fails_even_where_nothing_is_gated(
     result = replay_case(spoilt(case, tmp_path, spoil), tiny_checkpoints, cpu_paths)
     assert result.status == "FAIL"
     assert "final/audio (non-finite values)" in result.first
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("name", ["decode/video", "step_00/x_video"])
+def test_a_golden_that_is_not_finite_is_compared_and_named(name: str, value: float) -> None:
+    want = torch.ones(2, 3)
+    want[0, 1] = value
+    found = compare(name, torch.ones(2, 3), want, run="free", stage="x")
+    assert found.problem == "non-finite values" and not found.equal
+    assert found.psnr == -float("inf") and found.max_abs == float("inf")
 
 
 def test_another_shape_or_dtype_fails_and_is_said(
