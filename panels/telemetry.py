@@ -28,7 +28,7 @@ _TELEMETRY = (
     "<div class='tl-lane' hidden><span class='tl-lanename'>Stages</span>"
     "<div class='tl-stages' role='img' aria-label='Stages of the runs over time'></div></div>"
     "<div class='tl-plots'></div><p class='tl-missing' hidden></p>"
-    "<div class='tl-wires'><details class='more tl-linksbox' hidden open>"
+    "<div class='tl-wires'><details class='more tl-linksbox' hidden>"
     "<summary>Each NVLink</summary>"
     "<div class='tl-links'></div><p class='tl-scale'></p></details>"
     "<details class='more tl-topobox' hidden open><summary>Topology</summary>"

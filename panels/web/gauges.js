@@ -3,15 +3,16 @@ const GIB = 1024 ** 3;
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const mean = (values) => sum(values) / values.length;
 
-// lines: [name, value of a GPU (null: not reported), dash]; told: what the newest values come to.
+// lines: [name, value of a GPU (null: not reported, or not read yet), dash]; told: what the newest values come to.
+// group: of a sample's ages, which has none before a first rate; a line holds a number until it is read again.
 const GPU_PLOTS = [
   { key: 'util', title: 'Utilisation', unit: '%', digits: 0, range: [0, 102], lines: [['', (g) => g.util, 'solid']], told: ['mean', mean] },
   { key: 'power', title: 'Power', unit: 'W', digits: 0, lines: [['', (g) => g.power, 'solid']], limitName: 'limit', limit: (g) => g.power_limit, told: ['total', sum] },
   { key: 'memory', title: 'Memory', unit: 'GiB', digits: 1, scale: 1 / GIB, lines: [['', (g) => g.mem_used, 'solid']], limitName: 'of', limit: (g) => g.mem_total, told: ['total', sum] },
   { key: 'temp', title: 'Temperature', unit: '°C', digits: 0, lines: [['', (g) => g.temp, 'solid'], ['memory', (g) => g.mem_temp, 'dot']], told: ['hottest', (v) => Math.max(...v)] },
   { key: 'clock', title: 'Clocks', unit: 'MHz', digits: 0, lines: [['', (g) => g.sm_clock, 'solid'], ['memory', (g) => g.mem_clock, 'dot']], told: ['slowest SM', (v) => Math.min(...v)] },
-  { key: 'nvlink', title: 'NVLink', unit: 'GB/s', digits: 1, scale: 1e-9, total: true, lines: [['sent', (g) => g.nvlink_tx, 'solid'], ['received', (g) => minus(g.nvlink_rx), 'solid']], told: ['sent', sum] },
-  { key: 'pcie', title: 'PCIe', unit: 'GB/s', digits: 1, scale: 1e-9, total: true, lines: [['sent', (g) => g.pcie_tx, 'solid'], ['received', (g) => minus(g.pcie_rx), 'solid']], told: ['sent', sum] },
+  { key: 'nvlink', group: 'nvlink', title: 'NVLink', unit: 'GB/s', digits: 1, scale: 1e-9, total: true, lines: [['sent', (g) => g.nvlink_tx, 'solid'], ['received', (g) => minus(g.nvlink_rx), 'solid']], told: ['sent', sum] },
+  { key: 'pcie', group: 'pcie', title: 'PCIe', unit: 'GB/s', digits: 1, scale: 1e-9, total: true, lines: [['sent', (g) => g.pcie_tx, 'solid'], ['received', (g) => minus(g.pcie_rx), 'solid']], told: ['sent', sum] },
 ];
 const HOST_PLOTS = [
   { key: 'cpu', title: 'Host CPU', unit: '%', digits: 0, range: [0, 102], host: (s) => s.cpu },
@@ -21,6 +22,9 @@ const minus = (x) => (x === null ? null : -x);
 
 // Plotly's date axis knows UTC only; shifted so that it reads as the clock on the wall.
 const clock = (t) => (t - new Date(t * 1000).getTimezoneOffset() * 60) * 1000;
+
+// Whether this GPU was asked for the plot's numbers, so that null says "not reported".
+const known = (plot, g) => g.lost || !plot.group || g.ages[plot.group] !== undefined;
 
 // One sample per bucket, the last of it, and a gap (null) where samples are missing.
 function thin(samples, from, to, most) {
@@ -67,9 +71,9 @@ function gpuTraces(plot, kept, names, colours, shown) {
       y.forEach((v, i) => { if (v !== null) sums[k][i] = (sums[k][i] || 0) + v; });
       if (shown(place)) traces.push(line(part ? name + ' ' + part : name, x, y, colours[place % colours.length], dash, plot));
     });
-    if (!told) silent.push(place);
+    if (!told && kept.some((s) => s && s.gpus[place] && known(plot, s.gpus[place]))) silent.push(place);
   });
-  if (plot.total && names.length - silent.length > 1) {
+  if (plot.total && sums[0].some((v) => v !== null) && names.length - silent.length > 1) {
     plot.lines.forEach(([part], k) => traces.push(line('all ' + part, x, sums[k], h3.colour('ink'), 'solid', plot)));
   }
   const latest = kept.length ? kept[kept.length - 1] : null;

@@ -25,6 +25,8 @@ function build() {
   cards = [...(tiles.length ? GPU_PLOTS : []), ...HOST_PLOTS].map(cardOf);
   q('.tl-plots').replaceChildren(...cards.map((c) => c.node));
   topology(info);
+  q('.tl-linksbox').hidden = !info.gpus.some((g) => g.nvlinks);
+  links();
 }
 
 function tile(gpu, place) {
@@ -92,7 +94,7 @@ function drawCard(card) {
 // A number that no GPU reports has no plot, and one line says so.
 function missing() {
   const { samples } = store.held, shared = latest().gpus.some((g) => g.unified);
-  const told = (plot) => plot.host || samples.some((s) => s.gpus.some((g) => plot.lines.some(([, value]) => value(g) !== null)));
+  const told = (plot) => plot.host || samples.some((s) => s.gpus.some((g) => !known(plot, g) || plot.lines.some(([, value]) => value(g) !== null)));
   for (const card of cards) card.node.hidden = !told(card.plot);
   const gone = cards.filter((c) => c.node.hidden).map((c) => c.plot.title + (c.plot.key === 'pcie' && shared ? ' (CPU and GPU share one memory)' : ''));
   h3.write(q('.tl-missing'), gone.length ? 'Not reported here: ' + gone.join(', ') + '.' : '');
@@ -172,7 +174,6 @@ function draw() {
   const begun = performance.now();
   drawTiles();
   missing();
-  links();
   Promise.all([drawLane(), ...cards.filter((c) => c.visible && !c.node.hidden).map(drawCard)])
     .catch((error) => fail(error.message))
     .finally(() => { took = performance.now() - begun; });
@@ -186,17 +187,18 @@ function fail(text) {
 // ---- each NVLink, and who is joined how
 
 let rows = []; // of cells, one row per GPU
-function links() {
-  const newest = [...store.held.samples].reverse().find((s) => s.gpus.some((g) => g.links));
-  q('.tl-linksbox').hidden = !newest;
-  if (!newest || !q('.tl-linksbox').open) return;
-  const rates = newest.gpus.map((g) => (g.links || []).map((pair) => pair.map((x) => x || 0)));
+async function links() {
+  if (!q('.tl-linksbox').open || q('.tl-linksbox').hidden || !h3.shown(element)) return;
+  let answer;
+  try { answer = await h3.api('/telemetry/links'); } catch (error) { fail(error.message); return; }
+  const rates = answer.gpus.map((all) => all.map((pair) => pair.map((x) => x || 0)));
+  if (!rates.flat().length) { h3.write(q('.tl-scale'), 'The links are being read.'); return; }
   if (rates.map((r) => r.length).join() !== rows.map((r) => r.length).join()) {
     rows = rates.map((all) => all.map(() => h3.make('span', 'tl-link')));
     q('.tl-links').replaceChildren(...rows.flatMap((cells, place) => [h3.make('span', 'tl-linkname', names()[place]), h3.make('span', 'tl-linkrow', '', ...cells)]));
   }
   const most = Math.max(1e9, ...rates.flat(2));
-  h3.write(q('.tl-scale'), 'A full colour is ' + (most / 1e9).toFixed(1) + ' GB/s in one direction.');
+  h3.write(q('.tl-scale'), 'A full colour is ' + (most / 1e9).toFixed(1) + ' GB/s in one direction. Read every ten seconds while this is open, which takes up to 5 % of a core.');
   rates.forEach((all, place) => all.forEach(([sent, got], link) => {
     const cell = rows[place][link];
     cell.style.setProperty('--tl-heat', Math.round(100 * Math.max(sent, got) / most) + '%');
@@ -245,6 +247,7 @@ q('.tl-fast').addEventListener('click', async () => {
   } catch (error) { fail(error.message); }
 });
 q('.tl-linksbox').addEventListener('toggle', links);
+h3.every(5000, element, links);
 
 h3.on('telemetry', (s) => { if (h3.shown(element)) store.sample(s); }, element);
 h3.on('mark', (m) => { if (h3.shown(element)) store.mark(m); }, element);

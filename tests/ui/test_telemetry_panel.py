@@ -124,6 +124,16 @@ def test_a_zoom_holds_for_every_plot_and_survives_updates_until_back_to_now(
     page.until(lambda: not page.js(ZOOMED) and page.js(RANGES) != zoomed)
 
 
+def test_links_are_shown_one_by_one_once_their_box_is_opened(show: Callable[..., Page]) -> None:
+    page = show("busy")
+    assert not page.all(".tl-link")
+    page.click(".tl-linksbox summary")
+    page.until(lambda: len(page.all(".tl-link")) == 8 * 18)
+    page.until(lambda: "GB/s sent" in (page.all(".tl-link")[0].get_attribute("title") or ""))
+    assert "Read every ten seconds" in page.text(".tl-scale")
+    page.click(".tl-linksbox summary")
+
+
 def test_pressing_a_tile_hides_that_gpus_line(show: Callable[..., Page]) -> None:
     page = show("busy")
     count = f"return document.querySelector('{plot(page, 'Utilisation')}').data.length"
