@@ -118,3 +118,15 @@ def test_references_in_other_slots_are_replayed(comfy: Path, plan: Plan, cpu_pat
     result = played(save(golden, record(golden)[0], graph=graph, node="7", **media).path, plan)
     assert result.status == ("bit-equal" if cpu_paths == "pinned" else "pass"), result.reason
     assert "cond/pos/context" in {str(detail["name"]) for detail in result.details}
+
+
+def test_an_int8_video_vae_has_the_limit_of_int8(
+    comfy: Path, plan: Plan, tiny_checkpoints: Path
+) -> None:
+    golden = Golden(SOURCE)
+    saved = save(golden, record(golden)[0], frames=torch.zeros(5, 64, 32, 3))
+    int8 = tiny_checkpoints / "h3_tiny_video_vae_int8_convrot.safetensors"
+    for vae, limit in ((plan.models.video_vae, "video VAE fp32, pixels"), (int8, "INT8")):
+        result = played(saved.path, replace(plan, models=replace(plan.models, video_vae=vae)))
+        limits = {d["run"]: d["limit"] for d in result.details if d["name"] == "decode/video"}
+        assert limits["staged"] == limit

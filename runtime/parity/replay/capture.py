@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from runtime.checkpoints import open_checkpoint
+from runtime.checkpoints.base import Checkpoint
 from runtime.h3.audio_vae import load_audio_vae
 from runtime.h3.denoise import Side
 from runtime.h3.load import DTYPES, load_denoiser
@@ -45,9 +46,10 @@ class _Capture(Case):
         files, dtype = plan.models, DTYPES[plan.video_vae_dtype]
         dit = open_checkpoint(files.dit, "dit")
         self.model, _ = load_denoiser(dit, plan, device)
-        _complete(self.golden, plan, {quant.format for quant in dit.layers.values()})
+        video = open_checkpoint(files.video_vae, "video_vae")
+        _complete(self.golden, plan, _formats(dit), _formats(video))
         self.video_vae, _ = load_video_vae(
-            open_checkpoint(files.video_vae, "video_vae"),
+            video,
             device=device,
             dtype=dtype,
             attend=load_attention(plan.attention, device, dtype),
@@ -102,7 +104,11 @@ def _plan(golden: Golden, setup: Setup) -> Plan:
     return replace(plan, device=setup.device.type)
 
 
-def _complete(golden: Golden, plan: Plan, formats: set[str]) -> None:
+def _formats(checkpoint: Checkpoint) -> set[str]:
+    return {quant.format for quant in checkpoint.layers.values()}
+
+
+def _complete(golden: Golden, plan: Plan, formats: set[str], vae_formats: set[str]) -> None:
     """What decides the limits, told as the other goldens tell it: formats, quantised activations.
 
     ComfyUI does not tell the node; the plan is held to be the run's twin.
@@ -111,5 +117,9 @@ def _complete(golden: Golden, plan: Plan, formats: set[str]) -> None:
         stored in formats and getattr(plan, field).endswith("_native")
         for field, stored in _FORMATS.items()
     )
-    golden.params |= {"dit": " ".join(sorted(formats)), "native_quant": native}
+    golden.params |= {
+        "dit": " ".join(sorted(formats)),
+        "vvae": " ".join(sorted(vae_formats)),
+        "native_quant": native,
+    }
     golden.header["vae_dtype"] = {"video": str(DTYPES[plan.video_vae_dtype])}
