@@ -156,7 +156,8 @@ class Gpu:
 
     def _counts(self, bus: str) -> bool:
         """It has counters of this bus, or PCIe rates without; as far as is known yet."""
-        return bus == "pcie" or not self._unsupported.issuperset(_BUSES[bus][0])
+        counted = not self._unsupported.issuperset(_BUSES[bus][0])
+        return counted or (bus == "pcie" and not self._now["unified"])
 
     def _moves(self, bus: str) -> bool:
         rates = dict(self._now)

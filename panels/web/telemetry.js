@@ -94,7 +94,7 @@ function drawCard(card) {
 // A number that no GPU reports has no plot, and one line says so.
 function missing() {
   const { samples } = store.held, shared = latest().gpus.some((g) => g.unified);
-  const told = (plot) => plot.host || samples.some((s) => s.gpus.some((g) => !known(plot, g) || plot.lines.some(([, value]) => value(g) !== null)));
+  const told = (plot) => plot.host || latest().gpus.some((g) => !known(plot, g)) || samples.some((s) => s.gpus.some((g) => plot.lines.some(([, value]) => value(g) !== null)));
   for (const card of cards) card.node.hidden = !told(card.plot);
   const gone = cards.filter((c) => c.node.hidden).map((c) => c.plot.title + (c.plot.key === 'pcie' && shared ? ' (CPU and GPU share one memory)' : ''));
   h3.write(q('.tl-missing'), gone.length ? 'Not reported here: ' + gone.join(', ') + '.' : '');

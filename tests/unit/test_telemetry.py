@@ -205,6 +205,7 @@ def test_unified_memory_is_the_hosts_memory(how: str) -> None:
     assert sample["unified"]
     assert (sample["mem_used"], sample["mem_total"]) == (30 * GIB, 120 * GIB)
     assert sample["pcie_tx"] is None
+    assert ("pcie" in sample["ages"]) == (how == "not supported")  # has no meaning there
 
 
 def test_memory_that_fails_otherwise_is_unknown_and_not_unified() -> None:
