@@ -74,6 +74,13 @@ function caseView(root) {
     return Math.min(...differ, ...gates, 1e-6) / 10;
   }
 
+  // Where steps without figures are drawn (not finite, another shape): beyond all that differs.
+  function beyond(rows) {
+    const known = rows.filter((d) => !d.equal).map(value).filter((v) => v !== null);
+    if (metric === 'psnr') return Math.min(...known, 0) - 15;
+    return 10 * Math.max(...known, ...rows.map((d) => d.limit_relative_l2 || 0), 1e-6);
+  }
+
   function traces(rows, at) {
     const quantities = ORDER.filter((quantity) => rows.some((d) => d.quantity === quantity));
     const colours = h3.palette();
@@ -81,7 +88,7 @@ function caseView(root) {
       const own = rows.filter((d) => d.quantity === quantity).sort((a, b) => a.step - b.step);
       return {
         type: 'scatter', mode: 'lines+markers', name: quantity, x: own.map((d) => d.step),
-        y: own.map((d) => (d.equal ? at : value(d) || at)), line: { color: colours[i], width: 2 },
+        y: own.map((d) => (d.equal ? at : d.problem ? beyond(rows) : value(d) || at)), line: { color: colours[i], width: 2 },
         marker: { color: colours[i], size: 8, symbol: own.map((d) => (d.equal ? 'diamond-open' : d.passed ? 'circle' : 'x')) },
         text: own.map((d) => (d.equal ? 'bit-equal' : d.problem || figure(value(d)) + (d.passed ? '' : ', beyond the gate'))),
         hovertemplate: 'step %{x}: %{text}<extra>' + quantity.replace(/[<>&]/g, '') + '</extra>',
@@ -104,7 +111,7 @@ function caseView(root) {
       div.parentElement.hidden = !rows.length;
       if (!rows.length) continue;
       const log = metric !== 'psnr', shown = (v) => (log ? Math.log10(v) : v);
-      const tops = rows.flatMap((d) => (d.equal ? [] : [value(d)]).concat(metric === 'relative_l2' ? d.limit_relative_l2 : [])).filter((v) => v > 0);
+      const tops = rows.flatMap((d) => (d.equal ? [] : [d.problem ? beyond(rows) : value(d)]).concat(metric === 'relative_l2' ? d.limit_relative_l2 : [])).filter((v) => v > 0);
       const decades = Math.log10(Math.max(...tops, at) / at);
       const note = { xref: 'paper', x: 1.01, xanchor: 'left', y: shown(at), yanchor: 'middle', showarrow: false, text: 'bit-equal', font: { color: h3.colour('good'), size: 11 } };
       const line = { type: 'line', xref: 'paper', x0: 0, x1: 1, y0: at, y1: at, line: { color: h3.colour('good'), width: 1, dash: 'dot' } };

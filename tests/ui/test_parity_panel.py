@@ -46,11 +46,12 @@ def finished(page: Page, seconds: float = 120.0) -> None:
 
 @pytest.fixture(scope="module")
 def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of a golden whose step 2 and whose end are wrong."""
+    """A copy of a golden whose step 3 and whose end are wrong."""
     file = safe_open(str(GOLDENS / f"{IMG2IMG}.safetensors"), framework="pt")
     tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     for name in ("step_03/denoised_video", "final/video"):
         tensors[name] = tensors[name] * 1.2 + 0.3
+    tensors["step_03/denoised_audio"].view(-1)[5] = float("nan")
     path = tmp_path_factory.mktemp("spoilt") / "spoilt_copy.safetensors"
     save_file(tensors, str(path), file.metadata())
     return path
@@ -116,8 +117,9 @@ def test_a_spoilt_copy_fails_with_step_stage_and_gate(page: Page, run: str) -> N
     free, staged = page.texts(".pa-divergence")
     for sentence in (free, staged):
         assert "step 3" in sentence
-        assert "denoised of the video" in sentence
         assert "gate fp32 stage 1.0e-5" in sentence
+    assert "denoised of the audio" in free and "non-finite values" in free
+    assert "denoised of the video" in staged  # whose order is that of the computation
     assert "beyond" in page.text(".pa-steps tbody")
     assert "bit-equal" in page.text(".pa-steps tbody")
 
@@ -138,12 +140,14 @@ def test_curves_show_video_and_audio_apart_and_bit_equal_steps_as_such(
     wrong = next(t for t in video if t["name"] == "denoised")["text"]
     assert wrong[0] == "bit-equal"
     assert "beyond the gate" in wrong[-1]
-    assert all(text == "bit-equal" for t in audio for text in t["text"] if t["name"] != "gate")
+    heard, gate = (next(t for t in audio if t["name"] == name) for name in ("denoised", "gate"))
+    assert (heard["text"][0], heard["text"][-1]) == ("bit-equal", "non-finite values")
+    assert heard["y"][-1] > gate["y"][0] > heard["y"][0]  # not where bit-equal steps are
     page.press(".pa-metric", "PSNR")
     page.until(lambda: max(page.js(code)[0][0]["y"]) > 1)
     page.press(".pa-part", "Audio")
     page.press(".pa-which", "Staged")
-    assert "beyond" not in page.text(".pa-steps tbody")
+    assert "non-finite values" in page.text(".pa-steps tbody")
 
 
 def brightness(page: Page) -> int:
