@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -9,6 +10,8 @@ from typing import Any, Protocol
 from app.jobs import Job, JobStore
 
 PAUSE_SECONDS = 0.1
+
+_LOG = logging.getLogger(__name__)
 
 Shape = Callable[[Job], Mapping[str, Any]]
 
@@ -56,7 +59,13 @@ class Announcer:
                 if not moved:
                     return
             for id in moved:
-                job = self._jobs.get(id)
-                if job is not None:
-                    self._hub.publish("job", dict(self._shape(job)), owner=job.owner)
+                try:
+                    self._publish(id)
+                except Exception:  # what cannot be told of one job may not silence the others
+                    _LOG.exception("job %s", id)
             self._ended.wait(PAUSE_SECONDS)
+
+    def _publish(self, id: str) -> None:
+        job = self._jobs.get(id)
+        if job is not None:
+            self._hub.publish("job", dict(self._shape(job)), owner=job.owner)

@@ -99,27 +99,36 @@ class Runner:
             if self._engine is not None:
                 self._engine.kill()
 
-    def load(self, plan: Plan) -> bool:
-        """An engine with this plan; the reason why there is none is in `status`."""
+    def load(self, plan: Plan, job: Job | None = None) -> bool:
+        """An engine with this plan, for a job; the reason why there is none is in `status`."""
         if self._engine is not None:
             self._engine.close()
         engine = Engine(plan, families=self._families)
         with self._lock:
             self._engine = engine
         self._tell(EngineStatus(state="loading", plan=plan))
-        began = time.monotonic()
+        try:
+            self._follow(engine, job)
+        except OSError as error:  # no process could be made, or the store not be asked
+            engine.kill()
+            engine.close()
+            reason = f"the engine cannot be started: {error}"
+            self._tell(EngineStatus(state="failed", plan=plan, reason=reason))
+        return engine.alive
+
+    def _follow(self, engine: Engine, job: Job | None) -> None:
+        began, plan = time.monotonic(), engine.plan
         for event in engine.start():
             if isinstance(event, Progress):
                 told = {"stage": event.stage, "done": event.done, "total": event.total}
                 self._tell(replace(self._status, **told))  # type: ignore[arg-type]
+                if self._unwanted(job):  # since the engine before was being ended: not heard then
+                    engine.kill()
             elif isinstance(event, Ready):
                 self._load_seconds = time.monotonic() - began
                 self._tell(EngineStatus(state="ready", plan=plan, ready=event))
             elif isinstance(event, Failure):
                 self._tell(EngineStatus(state="failed", plan=plan, reason=event.reason))
-            if self._stopping.is_set():
-                engine.kill()
-        return engine.alive
 
     def unload(self, state: EngineState = "unloaded") -> None:
         """Ends the engine, which frees the memory of its devices."""
@@ -186,7 +195,7 @@ class Runner:
             with self._lock:
                 self._loading_for = job.id
             try:
-                alive = self.load(job.plan)
+                alive = self.load(job.plan, job)
             finally:
                 with self._lock:
                     self._loading_for = ""
@@ -198,8 +207,10 @@ class Runner:
             return Failure(request_id=job.id, stage="load", reason="cancelled", cancelled=True)
         return None
 
-    def _unwanted(self, job: Job) -> bool:
-        return self._stopping.is_set() or self._jobs.need(job.id).state == "cancelling"
+    def _unwanted(self, job: Job | None) -> bool:
+        if self._stopping.is_set():
+            return True
+        return job is not None and self._jobs.need(job.id).state == "cancelling"
 
     def _generate(self, job: Job, record: Run) -> Result | Failure:
         engine, ready = self._engine, self._status.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -21,8 +22,10 @@ from app import presets
 from app.console import Console
 from app.errors import Missing, TooMany, WrongState
 from app.jobs import Job, JobStore
+from app.live import Live
 from app.runs import Run
 from app.session import MOST_OF_ONE
+from runtime.engine import Engine
 from runtime.media.files import DiskFullError
 from runtime.messages import Event, Plan, Ref2VARequest, Reference
 from tests import fakes
@@ -234,6 +237,16 @@ def test_a_cancel_while_the_plan_loads_ends_the_load_at_once(own: Console) -> No
     assert ended(own, put(own).id).state == "done"
 
 
+def test_a_cancel_while_the_engine_before_is_still_ended_ends_the_load_too(own: Console) -> None:
+    ended(own, put(own).id)
+    until(lambda: own.session.engine_state().state == "ready")
+    job = put(own, plan=demo_plan("long load"))
+    until(lambda: own.jobs.need(job.id).state == "running")
+    assert own.session.engine_state().state == "ready"  # of the plan before
+    own.session.cancel(job.id)
+    assert ended(own, job.id, 45).state == "cancelled"
+
+
 # ---- failures
 
 
@@ -288,6 +301,20 @@ def test_a_plan_that_cannot_load_fails_only_its_job(own: Console) -> None:
     assert ended(own, good.id).state == "done"
 
 
+def test_an_engine_whose_process_cannot_be_made_fails_its_job_and_the_queue_goes_on(
+    own: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(_: Engine) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_spawn", no_process)
+        job = ended(own, put(own, plan=demo_plan("another")).id)
+        assert job.state == "failed" and "the engine cannot be started" in job.reason
+        assert own.session.engine_state().state == "failed"
+    assert ended(own, put(own).id).state == "done"
+
+
 def test_a_run_folder_that_cannot_be_made_fails_the_job_and_the_queue_goes_on(
     own: Console,
 ) -> None:
@@ -340,6 +367,25 @@ def test_a_fault_of_ours_in_one_job_does_not_end_the_queue(
     job = ended(own, first.id)
     assert job.state == "failed" and job.reason == "the console failed: RuntimeError: a fault"
     assert ended(own, second.id).state == "done"
+
+
+def test_a_job_that_cannot_be_told_silences_no_other(
+    own: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.session.pause(True)
+    first, second = put(own), put(own)
+    told, live = set(), own.session.live
+
+    def faulty(id: str) -> Live | None:
+        if id == first.id:
+            raise RuntimeError("a fault")
+        told.add(id)
+        return live(id)
+
+    monkeypatch.setattr(own.session, "live", faulty)
+    own.session.cancel(first.id)
+    own.session.cancel(second.id)
+    until(lambda: second.id in told, 10)
 
 
 # ---- refusals
