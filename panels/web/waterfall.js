@@ -57,10 +57,20 @@ function perStep(stages, name, rank) {
   return steps;
 }
 
+// Of each step the stages of the rank that took longest, so that its parts add up to the step.
+function ofSlowest(stages) {
+  const slow = new Map();
+  for (const s of stages) {
+    if (s.stage === 'denoise' && s.seconds > (slow.get(s.step) || { seconds: -1 }).seconds) slow.set(s.step, s);
+  }
+  return stages.filter((s) => !slow.has(s.step) || slow.get(s.step).rank === s.rank);
+}
+
 // {traces, layout, measured}: stacked parts per step, else the whole step; the base as a line.
 function stepBars(stages, rank, base) {
-  const whole = perStep(stages, 'denoise', rank);
-  const parts = PARTS.map((name) => [name, perStep(stages, name, rank)]).filter(([, found]) => found.size);
+  const mine = rank === null ? ofSlowest(stages) : stages;
+  const whole = perStep(mine, 'denoise', rank);
+  const parts = PARTS.map((name) => [name, perStep(mine, name, rank)]).filter(([, found]) => found.size);
   const shown = parts.length ? parts : [['whole step', whole]];
   const traces = shown.map(([name, found]) => ({
     type: 'bar', name, x: [...found.keys()].map((step) => step + 1), y: [...found.values()],

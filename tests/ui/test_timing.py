@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -93,6 +94,24 @@ def test_a_running_job_is_followed_step_by_step(
     stages = console.api(f"/runs/{id}/timings")["stages"]
     steps = sum(stage["stage"] == "attention" for stage in stages)
     page.until(lambda: len(bars(page, ".tm-steps")[0]["y"]) == steps)
+
+
+def test_the_parts_of_the_slowest_rank_add_up_to_its_step(console: Server, page: Page) -> None:
+    id = done(console, "two ranks", steps=3)
+    path = console.folder / id / "run.json"
+    record = json.loads(path.read_text())
+    stages = [s for s in record["stages"] if s["step"] >= 0]
+    for rank, factors in ((0, {"denoise": 2.0, "attention": 9.0}), (1, {"denoise": 2.5})):
+        for s in stages:
+            longer = s["seconds"] * factors.get(s["stage"], 1.0)
+            record["stages"] += [{**s, "rank": rank + 1, "seconds": longer}]
+    path.write_text(json.dumps(record))
+    show(page, id)
+    single = {n: [s["seconds"] for s in stages if s["stage"] == n] for n in ("attention", "GEMM")}
+    shown = {b["name"]: b["y"] for b in bars(page, ".tm-steps")}
+    assert shown["attention"] == single["attention"] and shown["GEMM"] == single["GEMM"]
+    page.choose(".tm-rank", "1")
+    page.until(lambda: bars(page, ".tm-steps")[0]["y"] == [9.0 * x for x in single["attention"]])
 
 
 def test_both_exports_are_linked(page: Page, two: tuple[str, str]) -> None:
