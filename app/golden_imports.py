@@ -6,17 +6,19 @@ a collection is there whole or not at all.
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, BinaryIO, Protocol
 
-from app.errors import TooLarge, WrongState
+from app.errors import NoRoom, TooLarge, WrongState
 from app.goldens import CHECKOUT_NAME, CHECKPOINTS, FACTS, Goldens, golden_header
 from runtime.checkpoints.header import read_header
 from runtime.media.files import part_of, write_json_atomic
@@ -24,10 +26,24 @@ from runtime.media.files import part_of, write_json_atomic
 MOST_BYTES = 8 << 30  # of one upload, unpacked
 MOST_FILES = 2000
 _CHUNK_BYTES = 1 << 20
+_MOST_NAME_BYTES = 200
 _KEEP_FREE_BYTES = 1 << 30
 _PASSED_OVER = (".md", ".json", ".txt")  # of a zip: what people put beside goldens
 
-Write = Callable[[PurePosixPath, BinaryIO], None]
+_DAMAGED = (  # what zipfile and its decompressors raise; RuntimeError is an encrypted one
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
+    *(NotImplementedError, RuntimeError),
+)
+
+
+class Readable(Protocol):
+    """What a file's bytes are taken from."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes; none at the end."""
+
+
+Write = Callable[[PurePosixPath, Readable], None]
 
 
 def import_folder(goldens: Goldens, owner: str, folder: Path) -> str:
@@ -79,9 +95,12 @@ def _collection(goldens: Goldens, owner: str, name: str) -> Iterator[Write]:
     part.mkdir(parents=True)
     written = 0
 
-    def write(path: PurePosixPath, stream: BinaryIO) -> None:
+    def write(path: PurePosixPath, stream: Readable) -> None:
         nonlocal written
         file = part / path
+        _check_name(path.name)
+        if file.exists():
+            raise ValueError(f"there are two files {path.name!r}; leave one out")
         file.parent.mkdir(exist_ok=True)
         with file.open("xb") as out:
             while chunk := stream.read(_CHUNK_BYTES):
@@ -90,6 +109,8 @@ def _collection(goldens: Goldens, owner: str, name: str) -> Iterator[Write]:
                     raise TooLarge(
                         f"{name} has more than {MOST_BYTES >> 30} GiB; import its folder"
                     )
+                if shutil.disk_usage(part).free < _KEEP_FREE_BYTES + len(chunk):
+                    raise NoRoom(f"the disk of the console is almost full, so {name} was not kept")
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
@@ -127,11 +148,33 @@ def _unpack(stream: BinaryIO, write: Write, folder: Path) -> None:
                 path = _inside(PurePosixPath(member.filename), top)
                 if path is not None:
                     with archive.open(member) as file:
-                        write(path, file)  # type: ignore[arg-type]
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # also encrypted ones
+                        write(path, _Packed(file))
+    except _DAMAGED as error:
         raise ValueError(
             f"the zip cannot be read ({error}); pack it again, not encrypted"
         ) from error
+
+
+class _Packed:
+    """A member of a zip; bzip2 calls damage an OSError, which else is a fault of the disk."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            raise zipfile.BadZipFile(str(error)) from error
+
+
+def _check_name(name: str) -> None:
+    """ValueError for a file name that the disk does not take or that cannot be shown."""
+    if not name.isprintable() or len(name.encode()) > _MOST_NAME_BYTES:
+        raise ValueError(
+            f"the file name {name[:80]!r} is too long or has characters that do not print; "
+            "rename the file"
+        )
 
 
 def _common_top(paths: list[PurePosixPath]) -> str:

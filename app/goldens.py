@@ -160,6 +160,7 @@ def golden_header(header: Header) -> dict[str, Any]:
     """The JSON document of a golden's metadata; ValueError for a file that is no golden."""
     try:
         document = json.loads(header.metadata.get("header", "null"))
+        json.dumps(document, ensure_ascii=False).encode()  # lists of it go out as UTF-8
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{header.path.name} is no golden: its header is not JSON") from error
     if not isinstance(document, dict) or not (
@@ -188,8 +189,8 @@ def _told(header: Header, document: Mapping[str, Any]) -> dict[str, Any]:
     kind = document["kind"]
     width, height, frames = _shape(kind, params)
     return {
-        "case": document["case"],
-        "kind": kind,
+        "case": _text(document["case"]),
+        "kind": _text(kind),
         "mode": _text(params.get("mode")),
         "prompt": _text(params.get("prompt")),
         "width": width,
@@ -198,7 +199,7 @@ def _told(header: Header, document: Mapping[str, Any]) -> dict[str, Any]:
         "steps": _number(params.get("steps")),
         "sampler": _text(params.get("sampler")),
         "scheduler": _text(params.get("scheduler")),
-        "cfg": float(params["cfg"]) if isinstance(params.get("cfg"), int | float) else 1.0,
+        "cfg": _decimal(params.get("cfg"), 1.0),
         "seed": _number(params.get("seed")),
         "pictures": kind in ("e2e", "vae_decode") and any(f in header.tensors for f in FRAMES),
         "comfyui": _text(world.get("comfyui_version")),
@@ -253,3 +254,9 @@ def _text(value: object) -> str:
 
 def _number(value: object) -> int:
     return value if type(value) is int else 0
+
+
+def _decimal(value: object, default: float) -> float:
+    """The number as a float; the default for what is none or is not finite, as 1e999."""
+    known = isinstance(value, int | float) and abs(value) < 1e300  # also a whole number of any size
+    return float(value) if known else default  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.access import User
-from app.errors import Missing, TooLarge, WrongState
+from app.errors import Missing, NoRoom, TooLarge, WrongState
 from app.golden_imports import discard, import_folder, import_upload
 from app.goldens import CHECKOUT, Goldens
 from runtime.parity.golden import Golden
@@ -102,7 +102,13 @@ def test_a_damaged_golden_is_listed_with_its_problem(goldens: Goldens) -> None:
     assert "truncated" in one.problem
 
 
-@pytest.mark.parametrize("params", [{"steps": "4"}, {"width": None}, {"cfg": []}, {"gemm": {}}])
+@pytest.mark.parametrize(
+    "params",
+    [
+        *({"steps": "4"}, {"width": None}, {"cfg": []}, {"gemm": {}}),
+        *({"cfg": float("nan")}, {"cfg": float("inf")}, {"cfg": 10**400}),
+    ],
+)
 def test_odd_values_in_a_header_are_left_out(params: dict[str, Any], goldens: Goldens) -> None:
     import_upload(goldens, "alice", "odd.safetensors", io.BytesIO(golden(**params)))
     (one,) = [g for g in goldens.list(ALICE) if g.collection == "odd"]
@@ -179,6 +185,15 @@ def test_a_folder_is_copied_with_its_checkpoints(goldens: Goldens, tmp_path: Pat
         ("x.zip", {"a/b/c.safetensors": golden(), "a/d.safetensors": golden()}, "are taken"),
         ("x.zip", {"checkpoints/x.safetensors": safetensors({})}, "holds no golden"),
         ("x.zip", {"a.safetensors": golden(), "b.safetensors": b"PK\x03\x04"}, "b.safetensors is"),
+        ("x.zip", {f"{'n' * 300}.safetensors": golden()}, "is too long or has characters"),
+        ("x.zip", {"a\n.safetensors": golden()}, "is too long or has characters"),
+        ("x.zip", {"d/a.safetensors": golden(), "./d/a.safetensors": golden()}, "two files"),
+        ("x.safetensors", golden(prompt="\ud800"), "is no golden: its header is not JSON"),
+        (
+            "x.safetensors",
+            safetensors({"case": "\udfff", "kind": "", "params": {}}),
+            "is no golden",
+        ),
     ],
 )
 def test_what_is_no_golden_is_refused_and_leaves_nothing(
@@ -190,6 +205,29 @@ def test_what_is_no_golden_is_refused_and_leaves_nothing(
     assert str(goldens.folder) not in str(refused.value)
     assert not list(goldens.folder.rglob("*.safetensors"))
     assert not list(goldens.folder.glob("*.part"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_with_damaged_data_is_refused_whatever_packed_it(
+    method: int, goldens: Goldens
+) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        archive.writestr("a.safetensors", golden())
+    data = bytearray(stream.getvalue())
+    begin = 30 + len("a.safetensors")
+    data[begin + 2 : begin + 12] = b"\xff" * 10
+    with pytest.raises(ValueError, match="the zip cannot be read"):
+        import_upload(goldens, "alice", "x.zip", io.BytesIO(bytes(data)))
+
+
+def test_an_import_leaves_the_console_room_on_its_disk(
+    goldens: Goldens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.golden_imports._KEEP_FREE_BYTES", 1 << 60)
+    with pytest.raises(NoRoom, match="almost full"):
+        import_upload(goldens, "alice", "a.safetensors", io.BytesIO(golden()))
+    assert not list(goldens.folder.rglob("*.safetensors"))
 
 
 def test_a_zip_that_unpacks_to_too_much_is_refused(
