@@ -20,6 +20,7 @@ import psutil
 import pynvml
 
 from app.children import run_child
+from app.needs import CPU_ENGINE_RAM
 from app.nvml import Gpus
 from runtime.checkpoints.classify import classify
 from runtime.checkpoints.header import read_header
@@ -236,7 +237,7 @@ def _ram(plan: Plan) -> Finding:
     sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
     on_gpu = plan.device == "cuda"
     held = sizes[1] if on_gpu and plan.text_encoder == "stream" else 0
-    need = _ENOUGH_RAM + held if on_gpu else 2 * sum(sizes)
+    need = _ENOUGH_RAM + held if on_gpu else CPU_ENGINE_RAM + 2 * sum(sizes)
     free = psutil.virtual_memory().available
     text = f"{_size(free)} available, plan {plan.name} wants about {_size(need)}"
     if free >= need:

@@ -14,7 +14,7 @@ from runtime.messages import Plan, Ref2VARequest
 TIGHT = 0.9  # of what is there: allocators leave gaps, and the formula may be off by 5 %
 _SHOWN = 0.02  # of a GPU: what others take of it is worth a word
 _GPU_ENGINE_RAM = 3 << 30  # engine process beside its weights: Python, torch, CUDA
-_CPU_ENGINE_RAM = 700_000_000  # the same without CUDA
+CPU_ENGINE_RAM = 700_000_000  # the same without CUDA
 _BYTES_PER_PIXEL = 27  # of a reference in RAM: bytes read, fp32, and fp32 as resized
 _ROUGH = "formula: engine process, largest tensor, references; not measured"
 
@@ -75,7 +75,7 @@ def ram(
         needed, source = _needed((), past, outside=0)
     else:
         needed = max((phase.bytes for phase in phases), default=None)
-        needed = None if needed is None else needed + _CPU_ENGINE_RAM + media
+        needed = None if needed is None else needed + CPU_ENGINE_RAM + media
         source = "formula: weights, tensors of the worst phase, engine process; not measured"
     if needed is None or machine.ram_total is None or machine.ram_used is None:
         reason = "What it needs is not known before its files and references can be read."

@@ -173,3 +173,13 @@ def test_an_admin_gets_the_findings_of_the_sessions_plan(plan: Plan, tmp_path: P
 def test_others_are_refused(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(Forbidden, match="ask an admin"):
         client(plan, tmp_path, User(name="guest")).get("/doctor")
+
+
+def test_the_ram_of_a_cpu_plan_counts_the_engine_process(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo engine holds about 550 MB for 26 MB of files."""
+    memory = SimpleNamespace(available=500 << 20)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
+    finding = found(plan, machine())["RAM"]
+    assert finding.status == "warning" and "plan cpu wants about 7" in finding.text
