@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.h3.schedule import sigmas_for
 from runtime.messages import ModelFiles, Plan
 from runtime.parity.golden import Golden
 from runtime.parity.judge import replay_case
@@ -130,3 +131,31 @@ def test_an_int8_video_vae_has_the_limit_of_int8(
         result = played(saved.path, replace(plan, models=replace(plan.models, video_vae=vae)))
         limits = {d["run"]: d["limit"] for d in result.details if d["name"] == "decode/video"}
         assert limits["staged"] == limit
+
+
+@pytest.mark.parametrize("changed", [{"scheduler": "exotic"}, {"steps": 5}], ids=str)
+def test_a_schedule_that_the_sampler_did_not_get_by_name_is_the_recorded_one(
+    comfy: Path, plan: Plan, cpu_paths: str, changed: dict[str, object]
+) -> None:
+    golden = Golden(SOURCE)
+    inputs = {"scheduler": "simple", "steps": 2, **changed}
+    graph = {**GRAPH, "3": {"class_type": "BasicScheduler", "inputs": inputs}}
+    saved = save(golden, record(golden)[0], graph=graph, node="7")
+    result = played(saved.path, plan)
+    assert result.status == ("bit-equal" if cpu_paths == "pinned" else "pass"), result.reason
+    assert saved.params["steps"] == inputs["steps"]
+
+
+def test_a_schedule_that_drops_duplicates_is_computed_from_the_steps_of_the_graph(
+    comfy: Path, plan: Plan
+) -> None:
+    named = sigmas_for("beta", 300, 12.0, 1.0)
+    golden = Golden(SOURCE)
+    recording = record(golden)[0]
+    recording.names["sigmas"] = named
+    inputs = {"scheduler": "beta", "steps": 300}
+    graph = {**GRAPH, "3": {"class_type": "BasicScheduler", "inputs": inputs}}
+    saved = save(golden, recording, graph=graph, node="7")
+    assert saved.params["steps"] == 300 > len(named) - 1
+    computed = sigmas_for("beta", saved.params["steps"], 12.0, 1.0)
+    assert torch.equal(computed, saved.tensor("sigmas"))

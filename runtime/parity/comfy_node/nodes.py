@@ -158,7 +158,7 @@ def _header(
         "width": latent_w * 16,
         "height": latent_h * 16,
         "length": 5 if latent_t <= 2 else (latent_t - 2) // 5 * 17 + 5,
-        "steps": recording.steps,
+        "steps": told.get("steps", recording.steps),  # of the schedule: some drop duplicates
         "from_prompt": "prompt" in told
         and "neg" not in conditioning  # its text is not told
         and not keyframes  # nor are their pictures in the file

@@ -18,6 +18,7 @@ from runtime.checkpoints.base import Checkpoint
 from runtime.h3.audio_vae import load_audio_vae
 from runtime.h3.denoise import Side
 from runtime.h3.load import DTYPES, load_denoiser
+from runtime.h3.schedule import SCHEDULERS
 from runtime.h3.text import TextEncoder
 from runtime.h3.video_vae import load_video_vae
 from runtime.kernels.attention import load_attention
@@ -76,8 +77,15 @@ class _Capture(Case):
         yield from self._sampling(sides)
 
     def _sigmas(self) -> Tensor:
-        """The schedule by its name, where the graph told it; else the recorded one."""
-        return super()._sigmas() if self.params["scheduler"] else self.golden.tensor("sigmas")
+        """The schedule by its name; the recorded one where the graph told none that we have.
+
+        Of another length it is not the one that the sampler got: the graph has split it.
+        """
+        recorded = self.golden.tensor("sigmas")
+        if self.params["scheduler"] not in SCHEDULERS:
+            return recorded
+        named = super()._sigmas()
+        return named if named.shape == recorded.shape else recorded
 
     def _staged_text(self, side: str) -> Iterator[Comparison]:
         """A capture stores nothing inside the text encoder."""
