@@ -7,13 +7,15 @@ import re
 import traceback
 from dataclasses import dataclass
 
+from fastapi import HTTPException
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access import SESSION_SECONDS, Access, User
-from app.errors import Refused, TooLarge
+from app.errors import Refused
+from app.golden_imports import MOST_BYTES as MOST_GOLDEN_BYTES
 from app.hosts import Hosts
 from app.limits import Window
 from app.log import Log
@@ -40,13 +42,12 @@ _HEADERS = {
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _PUBLIC = ("/login", "/logout", "/manifest.json")  # browsers fetch the last without a cookie
 _ASKING = ("/api/v1/preflight",)  # a POST that changes nothing
-# What the page calls of Gradio; its uploads, files, proxies and editors stay shut.
-_GRADIO = re.compile(
-    r"/gradio_api/(queue/(join|data)|run/[^/]+/?|heartbeat/[^/]+|app_id|startup-events|theme\.css|"
-    r"info/?|cancel|reset/?)"
-)
+# What the page calls of Gradio, in which it has no functions; everything else stays shut.
+_GRADIO = re.compile(r"/gradio_api/(heartbeat/[^/]+|app_id|startup-events|theme\.css|info/?)")
 _ENQUEUE = re.compile(r"/api/v1/(jobs|jobs/[^/]+/(retry|duplicate)|parity)/?")
 _UPLOAD = re.compile(r"/api/v1/(media|media/settings|parity/goldens)/?")
+_STREAMED = re.compile(r"/api/v1/media(/settings)?/?")  # counted by the library as they come
+_GOLDENS = re.compile(r"/api/v1/parity/goldens/?")
 _BROKEN = "something went wrong in the console; console.log in the runs folder says what"
 
 
@@ -77,19 +78,20 @@ class Guard:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
+        path = request.url.path
         caller = Caller(user=self._access.user(request), address=self._hosts.address(request))
         answering = _Answering(send, request, caller, self._access)
         refusal = self._refusal(request, caller)
         if refusal is not None:
             await refusal(scope, receive, answering)
             return
-        limited = receive if _UPLOAD.fullmatch(request.url.path) else _limited(receive)
+        limited = receive if _STREAMED.fullmatch(path) else _limited(receive, _most_bytes(path))
         try:
             await self._app(scope, limited, answering)
         except ClientDisconnect:  # the browser left in the middle of an upload
             return
         except Exception:
-            self._log.text(f"{request.method} {request.url.path}\n{traceback.format_exc()}")
+            self._log.text(f"{request.method} {path!r}\n{traceback.format_exc()}")
             if answering.started:
                 raise
             await _sentence(500, _BROKEN)(scope, receive, answering)
@@ -110,6 +112,10 @@ class Guard:
         asked = origin.split("://")[-1] if origin else host
         if asked != host and not self._hosts.is_shared(asked):
             return _sentence(403, "this request comes from another site")
+        path, site = request.url.path, request.headers.get("sec-fetch-site", "")
+        page = request.headers.get("sec-fetch-dest", "") == "document"  # a link may be followed
+        if site in ("cross-site", "same-site") and path.startswith("/api/") and not page:
+            return _sentence(403, "this request comes from another site")  # <img> has no Origin
         return None
 
     def _shut(self, request: Request) -> Response | None:
@@ -118,8 +124,10 @@ class Guard:
             return _sentence(404, "files go through /api/v1/media")
         if path.startswith("/monitoring"):
             return _sentence(404, "there is no such page")
-        if not _UPLOAD.fullmatch(path) and (not size.isdecimal() or int(size) > MOST_BODY_BYTES):
-            return _sentence(413, f"a request may have at most {MOST_BODY_BYTES >> 20} MiB")
+        if not _STREAMED.fullmatch(path):
+            most = _most_bytes(path)
+            if not size.isdecimal() or int(size) > most:
+                return _sentence(413, _too_large(most))
         return None
 
     def _stranger(self, request: Request, caller: Caller) -> Response | None:
@@ -208,7 +216,16 @@ def set_cookie(
     )
 
 
-def _limited(receive: Receive) -> Receive:
+def _most_bytes(path: str) -> int:
+    """Of a body that is taken whole: into memory, or a golden into a temporary file."""
+    return MOST_GOLDEN_BYTES + (1 << 20) if _GOLDENS.fullmatch(path) else MOST_BODY_BYTES
+
+
+def _too_large(most: int) -> str:
+    return f"a request may have at most {most >> 20} MiB"
+
+
+def _limited(receive: Receive, most: int) -> Receive:
     """The body of a request that does not tell its length in advance, up to a limit."""
     taken = 0
 
@@ -216,8 +233,8 @@ def _limited(receive: Receive) -> Receive:
         nonlocal taken
         message = await receive()
         taken += len(message.get("body", b""))
-        if taken > MOST_BODY_BYTES:
-            raise TooLarge(f"a request may have at most {MOST_BODY_BYTES >> 20} MiB")
+        if taken > most:
+            raise HTTPException(413, _too_large(most))  # FastAPI makes others a 400
         return message
 
     return next_message

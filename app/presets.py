@@ -6,6 +6,7 @@ import functools
 import json
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +29,11 @@ def user_path(text: str | Path) -> Path:
     try:
         path = Path(text).expanduser()
         path.resolve()
-    except RuntimeError as error:  # the home of a user that does not exist, a loop of links
-        raise ValueError(f"{text} leads nowhere ({error}); check the path") from error
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.lstat()
+    except (RuntimeError, ValueError, OSError) as error:  # no such home, a loop, a name too long
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{str(text)[:200]} leads nowhere ({reason}); check the path") from error
     return path
 
 

@@ -141,5 +141,5 @@ def _settings(console: Console, who: User, incoming: Incoming) -> dict[str, Any]
     return {
         "request": request,
         "plan": str(plan.get("name", "")) if isinstance(plan, dict) else "",
-        "notes": [*(str(note) for note in notes or ()), *missing],
+        "notes": [*map(str, notes if isinstance(notes, list) else ()), *missing],
     }

@@ -44,7 +44,7 @@ def _add_lists(routes: APIRouter, console: Console, baselines: Baselines, asked:
     @routes.get("")
     def search(
         who: User = asked,
-        q: str = "",
+        q: Annotated[str, Query(max_length=500)] = "",  # SQLite refuses 50,000
         plan: str = "",
         state: str = "",
         kind: str = "",

@@ -330,6 +330,17 @@ def test_a_record_that_is_none_is_refused(
     assert words in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("notes", [5, True, "text", {"a": 1}])
+def test_notes_of_a_record_that_are_no_list_are_left_out(
+    web: TestClient, tmp_path: Path, notes: object
+) -> None:
+    path = tmp_path / "film.mp4"
+    record = {"request": NEW, "notes": notes}
+    write_mp4(path, [np.zeros((1, 64, 64, 3), np.float32)], None, record, Mp4Options())
+    answer = web.post(f"{MEDIA}/settings", files={"file": ("film.mp4", path.read_bytes())})
+    assert (answer.status_code, answer.json()["notes"]) == (200, [])
+
+
 def test_a_picture_has_no_settings(web: TestClient) -> None:
     answer = web.post(f"{MEDIA}/settings", files={"file": ("cat.png", png())})
     assert answer.status_code == 400 and "cat.png" in answer.json()["detail"]

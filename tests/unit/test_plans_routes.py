@@ -142,6 +142,15 @@ def test_a_relative_model_path_is_refused(console: Console) -> None:
     assert "dit must be an absolute path" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("path", ["/" + "n" * 5000, "/a\0b"])
+def test_a_model_path_that_no_disk_has_is_refused(console: Console, path: str) -> None:
+    plan = fields(console)
+    plan["models"]["dit"] = path
+    answer = client(console).put("/plans/mine", json=plan)
+    assert answer.status_code == 400 and "leads nowhere" in answer.json()["detail"]
+    assert "mine" not in console.planning.plans.names()
+
+
 def test_a_damaged_plan_file_is_listed_with_its_problem(console: Console) -> None:
     folder = console.root / "plans"
     folder.mkdir()

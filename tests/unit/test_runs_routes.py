@@ -115,6 +115,11 @@ def test_a_filter_narrows_the_history(console: Console, film: Job, query: str, f
     assert (film.id in shown) is found
 
 
+def test_a_search_of_any_length_is_answered_with_a_sentence(console: Console, film: Job) -> None:
+    answer = client(console).get("/runs", params={"q": "a" * 50_001})
+    assert answer.status_code in (400, 422) and "500 characters" in answer.text
+
+
 def test_a_page_of_the_history_goes_on_after_its_last_run(console: Console, film: Job) -> None:
     newer = made(console, "paging")
     alice = client(console)
