@@ -81,7 +81,7 @@ _FIELDS: tuple[_Row, ...] = (
         "choice",
         "resident: stays in memory between requests; stream: loaded for each prompt.",
     ),
-    ("threads", "CPU threads", (), "", "whole number", "Of a rank; 0 leaves it to PyTorch."),
+    ("threads", "CPU threads", (), "", "whole number", "Of each process; 0 leaves it to PyTorch."),
     (
         "kernel_times",
         "Times of kernels",

@@ -5,6 +5,7 @@
   const TAGS = { image: 'Picture', video: 'Video', audio: 'Audio' };
   const NUMBERS = [...Object.keys(WHOLE), ...Object.keys(REAL), 'seed'];
   const MOST = { image: 9, video: 3, audio: 3 };
+  const LARGEST_SEED = 2n ** 64n - 1n;
   let draft = null, first = null, key = ''; // key: where the draft of the signed-in user is kept
 
   const keep = () => { if (key) h3.state(key, draft); };
@@ -51,7 +52,8 @@
 
   function seed(text) {
     const digits = String(text).trim();
-    if (!/^\d{1,20}$/.test(digits)) throw new Error(`seed must be a whole number from 0, got '${text}'`);
+    if (!/^\d+$/.test(digits)) throw new Error(`seed must be a whole number from 0, got '${text}'`);
+    if (BigInt(digits) > LARGEST_SEED) throw new Error(`seed must be at most ${LARGEST_SEED}, got '${text}'`);
     return digits; // as text: it may be more than a JavaScript number can hold
   }
 
@@ -91,10 +93,20 @@
     return references.filter((one) => one.missing).map((one) => one.name);
   }
 
-  // The tag of every reference in order, such as "<Picture 1>"; each kind counts from 1.
+  const hasSound = (item) => item.kind === 'video' && !item.mute && !!(item.soundtrack || (item.facts && item.facts.audio_rate));
+
+  // {own, sound} of every reference in order: its tag, such as "<Picture 1>", and that of the sound
+  // of a video, "" without one. Each kind counts from 1 as the model counts, which is given the
+  // videos before the sounds: the sound of a video stands before every sound file.
   function tags() {
-    const seen = {};
-    return draft.references.map(({ kind }) => `<${TAGS[kind]} ${(seen[kind] = (seen[kind] || 0) + 1)}>`);
+    const seen = {}, told = draft.references.map(() => ({ own: '', sound: '' }));
+    const next = (kind) => `<${TAGS[kind]} ${(seen[kind] = (seen[kind] || 0) + 1)}>`;
+    for (const kind of Object.keys(TAGS)) draft.references.forEach((item, i) => {
+      if (item.kind !== kind) return;
+      if (hasSound(item)) told[i].sound = next('audio');
+      told[i].own = next(kind);
+    });
+    return told;
   }
 
   // Keeps every [data-field] below an element and the draft the same.

@@ -2,6 +2,7 @@
 function editorView(root) {
   const q = (s) => root.querySelector(s);
   const FILES = { dit: 'Denoiser', text_encoder: 'Text encoder', video_vae: 'Video VAE', audio_vae: 'Audio VAE', tokenizer: 'Tokenizer folder (built in if empty)' };
+  const NAME = /^[a-z0-9][a-z0-9_-]{0,59}$/; // as app/plans.py has it: a path with .. in it never gets there
   const known = h3.state('layout') || {};
   let found = null, plans = [], base = null, values = null;
 
@@ -147,6 +148,7 @@ function editorView(root) {
 
   async function save() {
     const name = q('.ly-name').value.trim();
+    if (!NAME.test(name)) throw new Error(`a plan's name has 1 to 60 of a-z, 0-9, _ and -, and begins with a letter or digit; got '${name.slice(0, 60)}'`);
     await h3.api('/plans/' + encodeURIComponent(name), { method: 'PUT', body: body() });
     await h3.plans.refresh();
     choose(name);

@@ -12,7 +12,7 @@ function insert(tag) {
 }
 
 function draw() {
-  const now = h3.draft.tags();
+  const now = h3.draft.tags().flatMap(({ own, sound }) => (sound ? [own, sound] : [own]));
   if (now.join() === tags) return;
   tags = now.join();
   const buttons = now.map((tag) => h3.button('tag', tag, `Insert ${tag} into the prompt`, () => insert(tag)));

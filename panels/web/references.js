@@ -84,14 +84,15 @@ function tools(item, index, total) {
 function row(item, index, total, tag) {
   const li = h3.make('li', 'ref' + (item.missing ? ' missing' : ''));
   li.draggable = true;
-  const head = h3.make('div', 'ref-head', '', h3.make('span', 'ref-tag', tag), h3.make('span', 'ref-name', item.name));
+  const head = h3.make('div', 'ref-head', '', h3.make('span', 'ref-tag', tag.own), h3.make('span', 'ref-name', item.name));
   const words = h3.make('div', 'ref-words', '', head);
   words.append(h3.make('div', 'ref-facts', item.missing ? 'no longer on this console: add the file again' : facts(item)));
-  if (item.soundtrack) words.append(h3.make('div', 'ref-facts', `with the sound of ${item.soundtrack.name}`));
+  const sound = item.soundtrack ? `with the sound of ${item.soundtrack.name}` : tag.sound ? 'with its own sound' : '';
+  if (sound && !item.missing) words.append(h3.make('div', 'ref-facts ref-sound', `${sound}: ${tag.sound}`));
   const told = plan(index);
   if (told) words.append(h3.make('div', 'ref-plan' + (plans[index].problem ? ' bad' : ''), told));
   li.append(thumb(item), words, tools(item, index, total));
-  li.addEventListener('dragstart', (event) => { dragged = index; event.dataTransfer.effectAllowed = 'move'; event.dataTransfer.setData('text/plain', tag); });
+  li.addEventListener('dragstart', (event) => { dragged = index; event.dataTransfer.effectAllowed = 'move'; event.dataTransfer.setData('text/plain', tag.own); });
   li.addEventListener('dragend', () => { dragged = -1; draw(); });
   li.addEventListener('dragover', (event) => { if (dragged >= 0) { event.preventDefault(); li.dataset.over = dragged < index ? 'below' : 'above'; } });
   li.addEventListener('dragleave', () => delete li.dataset.over);

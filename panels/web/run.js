@@ -155,7 +155,10 @@ function runView(root, fail, gone) {
       draw();
       await times(found.job);
     } catch (error) {
-      if (wanted === id) { id = ''; fail(error); }
+      if (wanted !== id) return;
+      id = root.dataset.run = ''; // nothing of the run shown before stands under the reason
+      find('.tools').replaceChildren();
+      fail(error);
     }
   }
 

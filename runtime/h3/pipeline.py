@@ -286,9 +286,13 @@ class Pipeline:
             audio_vae_identity=str(files.audio_vae),
         )
 
+        def stage(name: str) -> AbstractContextManager[None]:
+            job.progress(name, 0, 1)
+            return job.clock.stage(name)
+
         def build(side: ConditioningInputs) -> Conditioning:
             return build_conditioning(
-                side, encoders, self.cache, stage=job.clock.stage, cancelled=job.cancelled
+                side, encoders, self.cache, stage=stage, cancelled=job.cancelled
             )
 
         positive = build(inputs)

@@ -191,6 +191,30 @@ def test_a_video_is_muted_or_takes_the_sound_of_another_file(
     page.until(lambda: "rows" in page.text(".ref-plan"))
 
 
+def test_the_sound_of_a_video_is_numbered_before_the_sounds_as_the_model_counts(
+    page: Page, console: Server, files: dict[str, Path], tmp_path: Path
+) -> None:
+    job = page.generate()
+    page.ends(job)
+    video = tmp_path / "clip.mp4"
+    video.write_bytes((console.folder / job / "result.mp4").read_bytes())
+    page.all("input.pick")[0].send_keys(str(video))
+    page.press(".dropped", "Use it as a reference instead")
+    page.until(lambda: page.texts(".ref-tag") == ["<Video 1>"])
+    page.upload(files["bell.wav"])
+    page.click(".ref:nth-child(2) [data-act=up]")
+    page.until(lambda: page.texts(".ref-tag") == ["<Audio 2>", "<Video 1>"])
+    assert page.texts(".ref-sound") == ["with its own sound: <Audio 1>"]
+    assert page.texts(".tag") == ["<Audio 2>", "<Video 1>", "<Audio 1>"]
+    asked = {"request": page.js("return h3.form()"), "plan": "cpu"}
+    found = console.api("/preflight", "POST", asked)
+    labels = [reference["label"] for reference in found["references"]]
+    assert labels == [tag.strip("<>") for tag in page.texts(".ref-tag")]
+    page.press(".ref:nth-child(2)", "Leave its sound out")
+    page.until(lambda: page.texts(".ref-tag") == ["<Audio 1>", "<Video 1>"])
+    assert page.texts(".ref-sound") == []
+
+
 def test_what_will_be_done_to_a_reference_is_said_before_the_run(
     page: Page, files: dict[str, Path]
 ) -> None:
@@ -226,6 +250,7 @@ def test_a_preset_fills_the_form(page: Page) -> None:
     [
         ("#steps", "0", "steps must be 1 to 1000, got 0"),
         ("#seed", "x", "seed must be a whole number from 0, got 'x'"),
+        ("#seed", "9" * 20, f"seed must be at most 18446744073709551615, got '{'9' * 20}'"),
         ("#cfg", "", "CFG must be a number, got ''"),
     ],
 )

@@ -94,6 +94,10 @@ def test_a_name_that_a_preset_has_is_refused_in_words(page: Page) -> None:
     page.press(".ly", "Save plan")
     page.until(lambda: "is the name of a preset plan" in page.text(".ly-plan-alert"))
     assert any("409" in line for line in page.errors())  # the browser tells of every refusal
+    for name in ("../x y", ""):
+        page.fill(".ly-name", name or "\ue003")
+        page.press(".ly", "Save plan")
+        page.until(lambda name=name: page.text(".ly-plan-alert").endswith(f"; got '{name}'"))  # type: ignore[misc]
 
 
 def test_two_plans_are_queued_together_and_compared(page: Page, console: Server) -> None:

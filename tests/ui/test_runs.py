@@ -97,8 +97,12 @@ def test_a_card_opens_the_run_with_player_facts_and_stages(
     assert "packed rows" in page.text(".rv-notes")
     assert "4 steps" in page.text(".rv-shape")
     page.shot("1440_light_run")
-    page.js("history.back()")
+    page.js("location.hash='runs/nonsense'")
+    page.until(lambda: page.text(".rv-alert") == "there is no run nonsense")
+    assert page.text(".rv-one").strip() == "← All runs"
+    page.js("history.go(-2)")
     page.until(lambda: not page.js("return document.querySelector('.rv-list').hidden"))
+    assert all("404" in error for error in page.errors())  # of the run that is not there
 
 
 def test_a_run_is_deleted_only_after_a_second_click(

@@ -237,6 +237,8 @@ def test_stages_progress_and_memory_are_reported(pipeline: Pipeline, tmp_path: P
     assert {TEXT_ENCODE, VIDEO_VAE_DECODE, MUX} <= {time.stage for time in times}
     done = [e.done for e in ran.events if isinstance(e, Progress) and e.stage == DENOISE]
     assert done == [0, 1, 2, 3]
+    begun = [e.stage for e in ran.events if isinstance(e, Progress)]
+    assert begun.index(TEXT_ENCODE) < begun.index(DENOISE)  # a long encode is not called "start"
     assert any("packed rows" in note.text for note in ran.notes)
     assert ran.result.peak_memory_bytes > 50 << 20
 
