@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from app.live import EngineState, EngineStatus, Live, engine_json
 from app.recording import Recording
 from app.runs import Run
 from runtime.engine import Engine
+from runtime.media.files import DiskFullError
 from runtime.messages import Event, Failure, Plan, Preview, Progress, Ready, Result
 
 _PUBLISH_SECONDS = 0.1  # between two progress events of a load
@@ -169,8 +171,10 @@ class Runner:
             )
             reason = reason or kept.trouble
         except (OSError, ValueError) as error:  # the run folder cannot be written
-            last = Failure(request_id=job.id, stage="record", reason=str(error))
-            state, reason = "failed", str(error)
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            reason = str(DiskFullError(self._root / job.id) if full else error)
+            last = Failure(request_id=job.id, stage="record", reason=reason)
+            state = "failed"
         self._settle(job, state, reason, last)
 
     def settle(self, id: str, **changes: Any) -> None:

@@ -172,7 +172,9 @@ class Session:
         if not job.over:
             raise WrongState(f"job {id} is {job.state}; cancel it before it is deleted")
         folder = self._root / id
-        if folder.is_dir():  # before the row: a folder without one would be adopted again
+        if folder.is_symlink():  # somebody keeps the run elsewhere: that is not ours
+            folder.unlink()
+        elif folder.is_dir():  # before the row: a folder without one would be adopted again
             shutil.rmtree(folder)
         self._jobs.remove(id)
         self._tell_queue()

@@ -350,6 +350,20 @@ def test_a_full_disk_holds_the_queue_says_so_and_goes_on_once_there_is_room(
     assert own.session.engine_state().reason == ""
 
 
+def test_a_disk_that_fills_up_while_a_job_runs_is_told_in_a_sentence(
+    own: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "add", no_room)
+        job = ended(own, put(own).id)
+    assert job.state == "failed"
+    assert job.reason.startswith(f"no space left to write {own.root / job.id}: its disk has")
+    assert ended(own, put(own).id).state == "done"
+
+
 def test_a_fault_of_ours_in_one_job_does_not_end_the_queue(
     own: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,6 +467,17 @@ def test_a_deleted_job_takes_its_folder_along_and_a_running_one_stays(own: Conso
 
 
 # ---- the end and the next start
+
+
+def test_deleting_a_run_that_was_moved_and_linked_takes_the_link_only(
+    own: Console, tmp_path: Path
+) -> None:
+    job = ended(own, put(own).id)
+    moved = (own.root / job.id).rename(tmp_path / "moved")
+    (own.root / job.id).symlink_to(moved)
+    own.session.remove(job.id)
+    assert own.jobs.get(job.id) is None and not (own.root / job.id).is_symlink()
+    assert (moved / "result.mp4").is_file()
 
 
 def test_closing_interrupts_what_runs_and_the_next_start_goes_on(tmp_path: Path) -> None:
