@@ -101,4 +101,3 @@ def test_the_panel_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert panel["TITLE"] == "Engine"
     drawn = [block for block in page.blocks.values() if isinstance(block, gr.HTML)]
     assert drawn[-1].js_on_load == script
-

@@ -37,7 +37,7 @@ BANNED = {
     "panels": RUNTIME | {"runtime.engine", "torch"},
 }
 ALLOWED = {"app": TORCH_FREE}
-# Copied into ComfyUI, hence relative imports and nothing of ours (test_capture_node.py loads it so).
+# Copied into ComfyUI: relative imports, nothing of ours (test_capture_node.py loads it so).
 STANDS_ALONE = ROOT / "runtime" / "parity" / "comfy_node"
 
 
