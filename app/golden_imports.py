@@ -92,7 +92,11 @@ def _collection(goldens: Goldens, owner: str, name: str) -> Iterator[Write]:
     if target.exists() or name in (CHECKOUT_NAME, CHECKPOINTS):
         raise WrongState(f"there is a collection {name!r} already; delete it or rename your file")
     part = part_of(target)
-    part.mkdir(parents=True)
+    goldens.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        part.mkdir()
+    except FileExistsError as error:
+        raise WrongState(f"a collection {name!r} is just being imported; wait for it") from error
     written = 0
 
     def write(path: PurePosixPath, stream: Readable) -> None:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -126,7 +127,8 @@ class MediaLibrary:
         aside = self.aside()
         with self._lock:
             if self._media.pop(id, None) is not None:
-                os.rename(folder, aside)
+                with suppress(FileNotFoundError):  # cleared behind the console's back
+                    os.rename(folder, aside)
         shutil.rmtree(aside, ignore_errors=True)  # a second caller has nothing to remove
 
     def older_than(self, seconds: float) -> tuple[Media, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -75,7 +76,7 @@ def router(console: Console, user: UserDependency) -> APIRouter:
         """The file as it came; answers Range requests."""
         media = library.get(who, id)
         return FileResponse(
-            media.path,
+            _there(media, media.path),
             media_type=_media_type(media),
             filename=media.name,
             content_disposition_type="inline",
@@ -88,7 +89,8 @@ def router(console: Console, user: UserDependency) -> APIRouter:
         media = library.get(who, id)
         if media.thumb is None:
             raise Missing(f"{media.name} is a sound and has no picture")
-        return FileResponse(media.thumb, media_type="image/webp", headers=_UNCHANGING)
+        path = _there(media, media.thumb)
+        return FileResponse(path, media_type="image/webp", headers=_UNCHANGING)
 
     @routes.delete("/{id}", status_code=204)
     def remove(id: str, who: User = asked) -> None:
@@ -101,6 +103,13 @@ def router(console: Console, user: UserDependency) -> APIRouter:
         library.remove(who, id)
 
     return routes
+
+
+def _there(media: Media, path: Path) -> Path:
+    """The path, unless somebody has cleared the disk behind the console's back."""
+    if not path.is_file():
+        raise Missing(f"{media.name} is gone from the disk; remove it here and add it again")
+    return path
 
 
 def media_json(media: Media) -> dict[str, Any]:

@@ -221,6 +221,20 @@ def test_a_zip_with_damaged_data_is_refused_whatever_packed_it(
         import_upload(goldens, "alice", "x.zip", io.BytesIO(bytes(data)))
 
 
+def test_two_imports_of_one_name_at_once_are_one(goldens: Goldens) -> None:
+    class Twin(io.BytesIO):
+        """Comes while another file of its name is sent."""
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            with pytest.raises(WrongState, match="just being imported"):
+                import_upload(goldens, "bob", "a.safetensors", io.BytesIO(golden()))
+            return super().read(size)
+
+    import_upload(goldens, "alice", "a.safetensors", Twin(golden()))
+    (one,) = [g for g in goldens.list(ADMIN) if g.origin == "imported"]
+    assert one in goldens.list(ALICE)
+
+
 def test_an_import_leaves_the_console_room_on_its_disk(
     goldens: Goldens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -344,6 +345,18 @@ def test_notes_of_a_record_that_are_no_list_are_left_out(
 def test_a_picture_has_no_settings(web: TestClient) -> None:
     answer = web.post(f"{MEDIA}/settings", files={"file": ("cat.png", png())})
     assert answer.status_code == 400 and "cat.png" in answer.json()["detail"]
+
+
+def test_a_file_that_was_cleared_from_the_disk_says_so_and_can_be_removed(
+    console: Console, web: TestClient
+) -> None:
+    media = put(console.media, data=png(9))
+    shutil.rmtree(media.path.parent)
+    for part in ("file", "thumb"):
+        answer = web.get(f"{MEDIA}/{media.id}/{part}")
+        assert answer.status_code == 404 and "gone from the disk" in answer.json()["detail"]
+    assert web.delete(f"{MEDIA}/{media.id}").status_code == 204
+    assert web.get(f"{MEDIA}/{media.id}").status_code == 404
 
 
 def test_a_reference_of_a_waiting_job_stays(console: Console, web: TestClient) -> None:
