@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -33,5 +34,8 @@ class Log:
             if self.path.exists() and self.path.stat().st_size + len(data) > self._most_bytes:
                 os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            with os.fdopen(os.open(self.path, flags, 0o600), "wb") as file:
-                file.write(data)
+            try:
+                with os.fdopen(os.open(self.path, flags, 0o600), "wb") as file:
+                    file.write(data)
+            except OSError as error:  # a full disk must not undo an answer, that of a deletion say
+                print(f"{self.path.name}: {error.strerror}: {text}", end="", file=sys.stderr)

@@ -303,3 +303,10 @@ def test_a_full_log_begins_anew_and_keeps_the_last_one(tmp_path: Path) -> None:
     new = (tmp_path / "audit.log").read_text().splitlines()
     kept = [json.loads(line)["n"] for line in (*old, *new)]
     assert kept == list(range(kept[0], 10)) and len(new) < len(kept)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full")
+def test_a_log_on_a_full_disk_speaks_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Log(Path("/dev/full")).line(event="signed in")
+    assert "No space left on device" in (said := capsys.readouterr().err)
+    assert "signed in" in said
