@@ -58,7 +58,7 @@ function pairView(root, editor) {
     const pill = h3.make('span', 'pill', job.state);
     pill.dataset.state = job.state;
     const node = h3.make('div', 'ly-side', '', h3.make('span', 'ly-letter', letter), h3.make('span', 'ly-side-plan', job.plan), pill);
-    if (job.state === 'running' && job.total) node.append(h3.make('span', 'ly-reason', `${job.stage} ${job.done} of ${job.total}`));
+    if (job.state === 'running' && job.stage) node.append(h3.make('span', 'ly-reason', job.stage + (job.total > 1 ? ` ${job.done} of ${job.total}` : '')));
     if (job.state === 'done') node.append(h3.make('span', 'ly-reason', h3.seconds(job.ended - job.started)));
     if (job.state === 'failed') node.append(h3.make('span', 'ly-reason', job.reason));
     return node;

@@ -42,7 +42,7 @@ function facts(job) {
 function waits(job) {
   if (job.ended) return h3.when(job.ended) + (job.started ? ` · took ${h3.seconds(job.ended - job.started)}` : '');
   if (job.state === 'queued') return job.wait_seconds ? `in about ${h3.seconds(job.wait_seconds)}` : '';
-  const amount = job.total ? ` ${job.done}/${job.total}` : '';
+  const amount = job.total > 1 ? ` ${job.done}/${job.total}` : '';
   return `${job.stage}${job.total < 100000 ? amount : ''}` + (job.eta_seconds ? ` · ${h3.seconds(job.eta_seconds)} left` : '');
 }
 

@@ -23,7 +23,7 @@ function choose(id) {
 function phase() {
   if (job.ended) return '';
   if (job.state === 'queued') return job.wait_seconds ? `starts in about ${h3.seconds(job.wait_seconds)}` : '';
-  if (!job.total) return job.stage;
+  if (!job.total || job.total === 1) return job.stage; // "0 of 1" tells nothing
   const amount = job.total >= 100000 ? `${Math.floor(100 * job.done / job.total)} %` : `${job.done} of ${job.total}`;
   return `${job.stage}, ${job.stage === 'denoise' ? 'step ' : ''}${amount}`;
 }
@@ -39,11 +39,12 @@ function bar() {
   const running = job && ['running', 'cancelling'].includes(job.state), node = q('.bar');
   node.hidden = !running;
   if (!running) return;
-  node.dataset.open = job.total ? 'no' : 'yes';
+  const counted = job.total > 1;
+  node.dataset.open = counted ? 'no' : 'yes';
   node.setAttribute('aria-valuemax', job.total || 1);
   node.setAttribute('aria-valuenow', job.done || 0);
   node.setAttribute('aria-valuetext', phase());
-  q('.bar-fill').style.width = job.total ? `${100 * job.done / job.total}%` : '';
+  q('.bar-fill').style.width = counted ? `${100 * job.done / job.total}%` : '';
 }
 
 // The next preview is decoded before it replaces the one on the screen.

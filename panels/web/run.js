@@ -90,7 +90,7 @@ function runView(root, fail, gone) {
   }
 
   function facts(job) {
-    const going = ENDED.includes(job.state) ? '' : [job.stage, job.total ? job.done + ' of ' + job.total : ''].filter(Boolean).join(', ');
+    const going = ENDED.includes(job.state) ? '' : [job.stage, job.total > 1 ? job.done + ' of ' + job.total : ''].filter(Boolean).join(', ');
     const parent = job.parent ? h3.button('rv-link', job.parent, '', () => h3.go('runs', job.parent)) : '';
     find('.rv-facts').replaceChildren(...pairsOf([
       ['State', badge(job.state)], ['Progress', going], ['Made', h3.when(job.created)], ['Took', duration(job)], ['Plan', job.plan],

@@ -85,8 +85,9 @@ function fact(name, text, soft) {
 function facts(run) {
   const get = Object.fromEntries(run.columns);
   const rows = [['end to end', get.E2E], ['denoise', get.denoise], ['per step', get['per step']], ['video VAE decode', get['video VAE decode']], ['audio VAE decode', get['audio VAE decode']]];
-  const boxes = rows.map(([name, x]) => fact(name, x === null ? NOT_MEASURED : h3.seconds(x), x === null));
-  boxes.push(fact('peak memory', memory(run.peak_memory_bytes), !run.peak_memory_bytes));
+  const none = run.live ? 'not yet' : NOT_MEASURED;
+  const boxes = rows.map(([name, x]) => fact(name, x === null ? none : h3.seconds(x), x === null));
+  boxes.push(fact('peak memory', run.peak_memory_bytes ? memory(run.peak_memory_bytes) : none, !run.peak_memory_bytes));
   const load = fact('load, once per engine start', get.load === null ? NOT_MEASURED : h3.seconds(get.load), get.load === null);
   load.classList.add('apart');
   q('.tm-facts').replaceChildren(...boxes, load);

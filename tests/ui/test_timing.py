@@ -80,6 +80,7 @@ def test_a_running_job_is_followed_step_by_step(
     id = enqueue(console, "followed", steps=1000)
     page.until(lambda: page.js("return document.querySelector('.tm').dataset.run") == id)
     page.until(lambda: page.text(".tm-live") == "live")
+    page.until(lambda: page.text(".tm-facts dd") == "not yet")  # end to end
     seen = set()
 
     def grown() -> bool:
