@@ -16,6 +16,7 @@ _SHOWN = 0.02  # of a GPU: what others take of it is worth a word
 _GPU_ENGINE_RAM = 3 << 30  # engine process beside its weights: Python, torch, CUDA
 CPU_ENGINE_RAM = 700_000_000  # the same without CUDA
 _BYTES_PER_PIXEL = 27  # of a reference in RAM: bytes read, fp32, and fp32 as resized
+NOT_COUNTED = "What it needs is not known before its files and references can be read."
 _ROUGH = "formula: engine process, largest tensor, references; not measured"
 
 
@@ -37,12 +38,12 @@ def vram(plan: Plan, machine: Machine, phases: tuple[Phase, ...], past: Past) ->
         what="VRAM", verdict="unknown", reason="", needed=needed, source=source, phases=phases
     )
     if not machine.gpus:
-        why = machine.reason or "none is reported"
-        reason = f"This plan needs a CUDA GPU, and there is none to be seen here ({why})."
+        why = machine.reason or "this machine reports none"
+        reason = f"This plan needs a CUDA GPU: {why}."
         return replace(told, verdict="no", reason=reason)
     gpu = machine.gpus[0]
     if needed is None:
-        reason = "What it needs is not known before its files and references can be read."
+        reason = NOT_COUNTED
         return replace(told, reason=reason, total=gpu.total)
     if gpu.total is None:
         reason = f"It needs about {gib(needed)}; the memory of {gpu.name} is not reported."
@@ -78,7 +79,7 @@ def ram(
         needed = None if needed is None else needed + CPU_ENGINE_RAM + media
         source = "formula: weights, tensors of the worst phase, engine process; not measured"
     if needed is None or machine.ram_total is None or machine.ram_used is None:
-        reason = "What it needs is not known before its files and references can be read."
+        reason = NOT_COUNTED
         if needed is not None:
             reason = f"It needs about {gib(needed)}; how much RAM is free is not reported."
         return Need(what="RAM", verdict="unknown", reason=reason, needed=needed, source=source)

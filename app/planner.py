@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from app import memory, needs
 from app.estimate import Estimate, Need, Phase, ReferencePlan, Rows, Verdict, worst
 from app.machine import Machine
 from app.measuring import Measured
 from app.models import Models
 from app.needs import Past
+from app.step_counts import steps_run
 from runtime.messages import FPS, Plan, Ref2VARequest
 
 _AUDIO_PER_SECOND = 40
+_TRAINED_FRAMES = (124, 362)
 
 
 def estimate(
@@ -33,16 +37,17 @@ def estimate(
     unread = [r.problem for r in measured.references if r.problem]
     rows = _rows(request, measured)
     phases = _phases(request, plan, models, measured, rows)
-    vram = needs.vram(plan, machine, phases, past)
-    ram = needs.ram(plan, machine, models.files, measured.references, phases, past)
+    vram = _known(needs.vram(plan, machine, phases, past), rows)
+    ram = _known(needs.ram(plan, machine, models.files, measured.references, phases, past), rows)
     disk = needs.disk(request, disk_free)
     blocked = next(iter((*missing, *unread, *_refused(disk))), "")
-    verdicts: tuple[Verdict, ...] = (vram.verdict, ram.verdict, disk.verdict)
+    counted: Verdict = "unknown" if rows.total is None else "fits"
+    verdicts = (vram.verdict, ram.verdict, disk.verdict, counted)
     return Estimate(
         verdict="no" if blocked else worst(verdicts),
         blocked=blocked,
         needs_force=next(iter((*unavailable, *_refused(vram), *_refused(ram))), ""),
-        warnings=(*unavailable, *((measured.problem,) if measured.problem else ())),
+        warnings=(*unavailable, *filter(None, [measured.problem]), *_advice(request)),
         mode=models.mode,
         mode_note=_mode_note(request, models, plan),
         files=models.files,
@@ -53,6 +58,33 @@ def estimate(
         disk=disk,
         time=needs.time(past, loaded=loaded),
     )
+
+
+def _known(need: Need, rows: Rows) -> Need:
+    """No promise of memory while the rows are not counted; a plain no stays one."""
+    if rows.total is not None or need.needed is None or need.verdict == "no":
+        return need
+    return replace(need, verdict="unknown", reason=needs.NOT_COUNTED)
+
+
+def _advice(request: Ref2VARequest) -> tuple[str, ...]:
+    """What is allowed but hardly meant."""
+    told = []
+    run = steps_run(request.scheduler, request.steps)
+    if run != request.steps:
+        told.append(f"beta leaves out repeated sigmas: {run} of {request.steps} steps will run.")
+    low, high = _TRAINED_FRAMES
+    if request.frames > high:
+        told.append(
+            f"{request.frames} frames are more than H3 was trained on (about {low} to {high}): "
+            "expect repetition or drift."
+        )
+    if request.cfg < 0:
+        told.append(
+            f"CFG {request.cfg:g} is below 0 and steers away from the prompt; "
+            "1 is off, above 1 follows the prompt more."
+        )
+    return tuple(told)
 
 
 def _refused(need: Need) -> tuple[str, ...]:

@@ -72,9 +72,14 @@ class Planning:
         """ValueError for what cannot fit on the GPU or run there, for a caller without `force`."""
         if plan.device != "cuda":
             return
-        reason = self.estimate(request, plan).needs_force
+        found = self.estimate(request, plan)
+        reason = found.needs_force
         if reason:
-            raise ValueError(f"{reason} Choose less, another plan, or queue it with force.")
+            short = any(
+                n.reason == reason and n.available is not None for n in (found.vram, found.ram)
+            )
+            advice = "Choose less, another plan" if short else "Choose another plan"
+            raise ValueError(f"{reason} {advice}, or queue it with force.")
 
     def backends(self) -> dict[str, Any]:
         """What the Backends panel shows; starts the probe when there is none of this machine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,43 @@ def test_a_measured_peak_goes_before_the_formula(ask: Callable[..., Estimate]) -
 def test_without_a_gpu_a_plan_for_one_is_refused(ask: Callable[..., Estimate]) -> None:
     found = ask(Machine(reason="no NVIDIA driver", **RAM))
     assert found.vram.verdict == "no"
-    assert "no NVIDIA driver" in found.needs_force
+    assert found.needs_force == "This plan needs a CUDA GPU: no NVIDIA driver."
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_is_not_measured_is_never_said_to_fit(
+    ask: Callable[..., Estimate], full: Plan, device: str
+) -> None:
+    found = ask(
+        gpu(141),
+        plan=replace(full, device=device),
+        measured=Measured(problem="measuring this request took too long"),
+        past=Past(peak_bytes=20 * GIB, peak_runs=3),
+    )
+    assert found.verdict == found.ram.verdict == "unknown"
+    assert found.rows.total is None and found.blocked == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"scheduler": "beta", "steps": 900}, "783 of 900 steps will run"),
+        ({"frames": 379}, "379 frames are more than H3 was trained on (about 124 to 362)"),
+        ({"cfg": -1.0}, "CFG -1 is below 0 and steers away from the prompt"),
+    ],
+)
+def test_what_is_hardly_meant_is_a_warning_that_stops_nothing(
+    ask: Callable[..., Estimate], change: dict[str, Any], told: str
+) -> None:
+    found = ask(gpu(141), request=replace(REQUEST, **change))
+    (warning,) = found.warnings
+    assert told in warning
+    assert (found.verdict, found.blocked, found.needs_force) == ("fits", "", "")
+
+
+def test_a_usual_request_has_no_warning(ask: Callable[..., Estimate]) -> None:
+    usual = replace(REQUEST, frames=362, scheduler="simple", steps=900)
+    assert ask(gpu(141), request=usual).warnings == ()
 
 
 def test_memory_that_is_not_reported_is_unknown_and_not_a_guess(
