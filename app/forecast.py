@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from app.history import History, remaining
+from app.history import History, denoise_left, remaining
 from app.jobs import Job, JobStore
 from app.runner import Runner
 from runtime.messages import Plan
@@ -13,10 +13,14 @@ from runtime.messages import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds that a job needs (still), and that it waits before; None: no history tells it."""
+    """Seconds that a job needs (still), and that it waits before; None: no history tells it.
+
+    denoise: what the steps of the running job still need by its own pace, where eta is not known.
+    """
 
     eta: float | None = None
     wait: float | None = None
+    denoise: float | None = None
 
 
 def forecast(job: Job, jobs: JobStore, history: History, runner: Runner) -> Forecast:
@@ -24,7 +28,7 @@ def forecast(job: Job, jobs: JobStore, history: History, runner: Runner) -> Fore
     if job.over:
         return Forecast()
     if job.state != "queued":
-        return Forecast(eta=_eta(job, None, history, runner), wait=0.0)
+        return _running(job, None, history, runner)
     return forecasts(jobs, history, runner).get(job.id, Forecast())
 
 
@@ -35,15 +39,21 @@ def forecasts(jobs: JobStore, history: History, runner: Runner) -> dict[str, For
     ahead: float | None = None if jobs.paused else 0.0
     told = {}
     for job in jobs.queue():
-        eta = _eta(job, loaded, history, runner)
         if job.state != "queued":  # it runs, paused or not
-            told[job.id] = Forecast(eta=eta, wait=0.0)
-            ahead = None if ahead is None else eta
+            told[job.id] = _running(job, loaded, history, runner)
+            ahead = None if ahead is None else told[job.id].eta
         else:
+            eta = _eta(job, loaded, history, runner)
             told[job.id] = Forecast(eta=eta, wait=ahead)
             ahead = None if ahead is None or eta is None else ahead + eta
         loaded = job.plan if job.kind == "generate" else None
     return told
+
+
+def _running(job: Job, loaded: Plan | None, history: History, runner: Runner) -> Forecast:
+    eta, live = _eta(job, loaded, history, runner), runner.live(job.id)
+    steps = denoise_left(live.moment(time.time())) if eta is None and live is not None else None
+    return Forecast(eta=eta, wait=0.0, denoise=steps)
 
 
 def _eta(job: Job, loaded: Plan | None, history: History, runner: Runner) -> float | None:

@@ -12,6 +12,7 @@ from runtime.messages import Plan, Ref2VARequest, StageTime
 
 LOAD, DENOISE, END_TO_END = "load", "denoise", "end to end"
 AFTER = ("video VAE decode", "audio VAE decode", "mux")  # what follows the last step
+OWN_PACE_FROM = 2  # steps done: the first one alone may hold warming up
 KEPT = 20  # runs of one shape and plan; the newest count
 
 Times = Mapping[str, float]  # seconds by stage, of one run
@@ -98,11 +99,24 @@ def remaining(typical: Typical, now: Moment) -> float:
     if now.stage != DENOISE:
         left = max(0.0, typical.before - now.run_seconds)
         return left + typical.denoise + typical.after
-    rate = typical.denoise / max(now.total, 1)
-    if now.done:
-        rate = (now.stage_seconds - now.step_seconds) / now.done
-    steps = max(0.0, (now.total - now.done) * rate - min(now.step_seconds, rate))
-    return steps + typical.after
+    rate = _rate(now) if now.done else typical.denoise / max(now.total, 1)
+    return _steps_left(now, rate) + typical.after
+
+
+def denoise_left(now: Moment) -> float | None:
+    """Seconds that the steps of a run still need by its own pace alone, told from step 2 on."""
+    if now.stage != DENOISE or now.done < OWN_PACE_FROM:
+        return None
+    return _steps_left(now, _rate(now))
+
+
+def _rate(now: Moment) -> float:
+    """Seconds a step of this run took so far."""
+    return (now.stage_seconds - now.step_seconds) / now.done
+
+
+def _steps_left(now: Moment, rate: float) -> float:
+    return max(0.0, (now.total - now.done) * rate - min(now.step_seconds, rate))
 
 
 def _key(request: Ref2VARequest, plan: Plan) -> Hashable:

@@ -104,6 +104,7 @@ def job_json(
         forecast = forecasts.get(job.id, Forecast())
     place = {"id": job.id, "state": job.state, "position": job.position, "kind": job.kind}
     place |= {"eta_seconds": forecast.eta, "wait_seconds": forecast.wait}
+    place["denoise_seconds"] = forecast.denoise
     if not (who.admin or who.name == job.owner):
         return _FOREIGN | place
     return place | {

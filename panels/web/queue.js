@@ -43,7 +43,8 @@ function waits(job) {
   if (job.ended) return h3.when(job.ended) + (job.started ? ` · took ${h3.seconds(job.ended - job.started)}` : '');
   if (job.state === 'queued') return job.wait_seconds ? `in about ${h3.seconds(job.wait_seconds)}` : '';
   const amount = job.total > 1 ? ` ${job.done}/${job.total}` : '';
-  return `${job.stage}${job.total < 100000 ? amount : ''}` + (job.eta_seconds ? ` · ${h3.seconds(job.eta_seconds)} left` : '');
+  const steps = job.denoise_seconds ? ` · about ${h3.seconds(job.denoise_seconds)} left of it` : '';
+  return `${job.stage}${job.total < 100000 ? amount : ''}` + steps + (job.eta_seconds ? ` · ${h3.seconds(job.eta_seconds)} left` : '');
 }
 
 function tools(job, index, total) {

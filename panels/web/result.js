@@ -31,7 +31,8 @@ function phase() {
 function clock() {
   if (!job || !job.started) { h3.write(q('.run-clock'), ''); return; }
   const spent = (job.ended || h3.now()) - job.started;
-  const left = !job.ended && job.eta_seconds !== null ? ` · about ${h3.seconds(job.eta_seconds)} left` : '';
+  const steps = !job.ended && job.denoise_seconds !== null ? ` · denoise: about ${h3.seconds(job.denoise_seconds)} left` : '';
+  const left = !job.ended && job.eta_seconds !== null ? ` · about ${h3.seconds(job.eta_seconds)} left` : steps;
   h3.write(q('.run-clock'), h3.seconds(Math.max(0, job.ended ? spent : Math.floor(spent))) + left);
 }
 

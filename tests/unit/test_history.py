@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.history import History, Moment, Typical, remaining, times_of
+from app.history import History, Moment, Typical, denoise_left, remaining, times_of
 from app.live import Live
 from runtime.messages import Progress, Reference, StageTime
 from tests import fakes
@@ -111,6 +111,23 @@ def test_what_is_left_follows_the_own_rate_for_steps_and_history_for_the_rest(
     now: Moment, left: float
 ) -> None:
     assert remaining(TYPICAL, now) == pytest.approx(left)
+
+
+@pytest.mark.parametrize(
+    ("now", "left"),
+    [
+        (moment("text encode", run_seconds=9.0), None),
+        (moment("denoise", 1, stage_seconds=12.0), None),
+        (moment("denoise", 2, stage_seconds=10.0), 50.0),  # 5 s a step, 10 steps
+        (moment("denoise", 2, stage_seconds=13.0, step_seconds=3.0), 47.0),
+        (moment("denoise", 12, stage_seconds=60.0), 0.0),
+        (moment("video VAE decode", stage_seconds=4.0), None),
+    ],
+)
+def test_a_first_run_tells_what_its_steps_need_by_its_own_pace_and_no_more(
+    now: Moment, left: float | None
+) -> None:
+    assert denoise_left(now) == (left if left is None else pytest.approx(left))
 
 
 def test_stages_after_the_steps_count_from_the_first_of_them() -> None:

@@ -18,6 +18,7 @@ from app import backends, plan_fields, presets, validated
 from app.access import User
 from app.console import Console
 from app.errors import Refused
+from app.machine import Gpu, Machine
 from app.routes import jobs, plans
 from runtime.kernels.attention import BACKENDS as ATTENTION
 from runtime.kernels.fused import RMS_ROPES
@@ -195,7 +196,10 @@ def test_a_plan_that_cannot_fit_is_queued_with_force_only(
     body = {"request": TINY, "plans": ["cuda"]}
     refused = client(console).post("/jobs", json=body)
     assert refused.status_code == 400
-    assert refused.json()["detail"].endswith("or queue it with force.")
+    assert refused.json()["detail"].endswith(". Choose another plan, or queue it with force.")
+    short = Machine(gpus=(Gpu(name="Tiny", compute="12.0", total=1 << 20, used=0),), ram_total=9)
+    monkeypatch.setattr(console.planning, "machine", lambda: short)
+    assert "Choose less, another plan" in client(console).post("/jobs", json=body).json()["detail"]
     assert client(console).post("/jobs", json=body | {"force": True}).status_code == 201
 
 

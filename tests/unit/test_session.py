@@ -515,6 +515,17 @@ def test_runs_of_the_command_line_are_adopted_once(tmp_path: Path) -> None:
             console.session.remove(waiting.id)
 
 
+def test_the_first_run_of_a_shape_tells_its_steps_from_the_second_on_and_no_whole(
+    own: Console,
+) -> None:
+    job = put(own, "slow", steps=33)  # a number of steps that no other test runs
+    assert own.session.forecast(at_step(own, job.id, 1)).eta is None
+    at_step(own, job.id, 2)
+    told = own.session.forecast(own.jobs.need(job.id))
+    assert told.eta is None and told.denoise is not None and 2 < told.denoise < 30
+    own.session.cancel(job.id)
+
+
 def test_a_second_console_in_the_same_folder_is_refused(own: Console) -> None:
     with pytest.raises(ValueError, match="another console"):
         fake_console(own.root)
