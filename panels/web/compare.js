@@ -42,8 +42,9 @@ function compareView(root, fail) {
     const neither = all.filter(([t]) => t.a === null && t.b === null).map(([t]) => t.name);
     h3.write(box.querySelector('.tm-note'), neither.length ? 'Not measured in either run: ' + neither.join(', ') + '.' : '');
     box.querySelector('tbody').replaceChildren(...all.filter(([t]) => !neither.includes(t.name)).map(([t, words]) => {
-      const [b, a, ...difference] = deltaCells(t.b, t.a, words);
-      return tableRow(t.name, [a, b, ...difference, [t.ratio === null ? '' : t.ratio.toFixed(3) + ' ×', '']]);
+      const [b, a, ...difference] = deltaCells(t.b, t.a, words, t.name);
+      const cached = fromCache(t.name, t.a, t.b) || fromCache(t.name, t.b, t.a);
+      return tableRow(t.name, [a, b, ...difference, [t.ratio === null || cached ? '' : digits(t.ratio) + ' ×', '']]);
     }));
   }
 

@@ -127,9 +127,15 @@ window.h3 = (() => {
     return () => clearInterval(timer);
   }
 
+  // Calls fn once it was quiet for so long; under a steady stream after four times that.
   function debounce(milliseconds, fn) {
-    let timer = 0;
-    return (...args) => { clearTimeout(timer); timer = setTimeout(() => fn(...args), milliseconds); };
+    let timer = 0, latest = 0;
+    return (...args) => {
+      const at = performance.now();
+      clearTimeout(timer);
+      latest ||= at + 4 * milliseconds;
+      timer = setTimeout(() => { latest = 0; fn(...args); }, Math.max(0, Math.min(milliseconds, latest - at)));
+    };
   }
 
   return { make, icon, button, write, api, seconds, bytes, now, when, state, alive, shown, every, debounce };

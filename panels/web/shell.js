@@ -4,6 +4,7 @@
 
   function parse(hash) {
     const [tab, id = '', other = ''] = hash.replace(/^#/, '').split('/').map(decodeURIComponent);
+    if (tab === 'backends') return { tab: 'layout', id };
     if (tab === 'compare') return { tab: 'runs', id: id + '..' + other };
     return { tab: names.includes(tab) ? tab : names[0], id };
   }

@@ -15,15 +15,29 @@ function signed(x, words) {
   return (x > 0 ? '+' : '−') + words(Math.abs(x));
 }
 
+// At most three digits that tell something.
+const digits = (x) => String(Number(x.toPrecision(3)));
+
 function percent(now, base) {
   if (now === null || base === null || !base) return '';
-  return signed(100 * (now / base - 1), (x) => x.toFixed(Math.abs(x) < 10 ? 1 : 0) + ' %');
+  return signed(100 * (now / base - 1), (x) => (x < 10 ? x.toFixed(1) : digits(x)) + ' %');
+}
+
+// What the standard names leave open, said below them.
+const MEANING = {
+  load: 'once per engine start', denoise: 'its steps, without what is between them', 'per step': 'median of the steps',
+};
+
+function named(tag, name) {
+  const node = h3.make(tag, '', name);
+  if (name in MEANING) node.append(h3.make('small', 'meaning', MEANING[name]));
+  return node;
 }
 
 // A row of cells; the first is its heading. Cells are [text, class].
 function tableRow(name, cells) {
   const tr = h3.make('tr');
-  const th = h3.make('th', '', name);
+  const th = named('th', name);
   th.scope = 'row';
   tr.append(th, ...cells.map(([text, cls]) => h3.make('td', cls || '', text)));
   return tr;
@@ -39,8 +53,14 @@ function tableHead(names) {
   return tr;
 }
 
+// An encode that took so little of the other's time was not computed: the engine had it.
+const ENCODES = ['text encode', 'reference encode'];
+const fromCache = (name, x, other) => ENCODES.includes(name) && x !== null && other !== null && x < 0.02 * other;
+
 // Value, base, difference and per cent; what takes more than 2 % longer is told apart by colour too.
-function deltaCells(now, base, words) {
+function deltaCells(now, base, words, name) {
+  if (fromCache(name, now, base)) return [[words(now) + ', from the cache', 'soft cached'], [words(base), ''], ['', ''], ['', '']];
+  if (fromCache(name, base, now)) return [[words(now), ''], [words(base) + ', from the cache', 'soft cached'], ['', ''], ['', '']];
   const both = now !== null && base !== null;
   const gone = (x) => (x === null ? 'soft' : '');
   const tone = !both || !base || Math.abs(now / base - 1) < 0.02 ? '' : now > base ? 'worse' : 'better';

@@ -2,6 +2,7 @@
 function pair(name, text, cls) {
   const tr = h3.make('tr', cls), th = h3.make('th', '', name);
   th.scope = 'row';
+  if (name === 'load') th.append(h3.make('small', 'meaning', 'once per engine start'));
   tr.append(th, h3.make('td', '', text));
   return tr;
 }

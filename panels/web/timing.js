@@ -78,7 +78,7 @@ async function refresh(whole) {
 
 function fact(name, text, soft) {
   const box = h3.make('div', 'fact' + (soft ? ' soft' : ''));
-  box.append(h3.make('dt', '', name), h3.make('dd', '', text));
+  box.append(named('dt', name), h3.make('dd', '', text));
   return box;
 }
 
@@ -88,7 +88,7 @@ function facts(run) {
   const none = run.live ? 'not yet' : NOT_MEASURED;
   const boxes = rows.map(([name, x]) => fact(name, x === null ? none : h3.seconds(x), x === null));
   boxes.push(fact('peak memory', run.peak_memory_bytes ? memory(run.peak_memory_bytes) : none, !run.peak_memory_bytes));
-  const load = fact('load, once per engine start', get.load === null ? NOT_MEASURED : h3.seconds(get.load), get.load === null);
+  const load = fact('load', get.load === null ? NOT_MEASURED : h3.seconds(get.load), get.load === null);
   load.classList.add('apart');
   q('.tm-facts').replaceChildren(...boxes, load);
 }
@@ -121,7 +121,7 @@ async function plots(run) {
   const bars = waterfall(run.stages, by);
   const any = run.stages.some(isBar);
   q('.tm-fall').parentElement.hidden = !any;
-  const steps = stepBars(run.stages, rank, base && base.id !== run.id ? base.stages : null);
+  const steps = stepBars(run.stages, rank, base && base.id !== run.id ? base.stages : null, run.shape.steps);
   const stepped = run.stages.some((s) => s.step >= 0);
   q('.tm-steps').parentElement.hidden = !stepped;
   partsNote(steps);
@@ -157,7 +157,7 @@ function table(run) {
   q('.tm-table').classList.toggle('narrow', !against);
   const old = Object.fromEntries(against ? against.columns : []);
   const rows = run.columns.map(([name, x]) => {
-    const row = tableRow(name, against ? deltaCells(x, old[name], exact) : [[exact(x), x === null ? 'soft' : '']]);
+    const row = tableRow(name, against ? deltaCells(x, old[name], exact, name) : [[exact(x), x === null ? 'soft' : '']]);
     if (name === 'load') row.className = 'apart';
     return row;
   });

@@ -7,8 +7,17 @@ const legendRoom = (names) => (innerWidth < 600 ? 17 * names : 0);
 const ranksOf = (stages) => [...new Set(stages.map((s) => s.rank))].sort((a, b) => a - b);
 const isBar = (s) => s.stage !== 'load' && s.stage !== 'end to end' && !PARTS.includes(s.stage);
 
-function hover(s) {
+// What a rank did between its steps is in no bar: from the first to the last end, less the bars.
+function gapOf(stages, rank) {
+  const mine = stages.filter((s) => s.stage === 'denoise' && s.rank === rank);
+  if (mine.length < 2) return 0;
+  const begun = Math.min(...mine.map((s) => s.start)), ended = Math.max(...mine.map((s) => s.start + s.seconds));
+  return Math.max(0, ended - begun - mine.reduce((sum, s) => sum + s.seconds, 0));
+}
+
+function hover(s, gap) {
   const lines = [s.stage + (s.step >= 0 ? ', step ' + (s.step + 1) : '') + ', rank ' + s.rank, exact(s.seconds) + ' from ' + exact(s.start)];
+  if (gap) lines.push('between all steps ' + exact(gap) + ' (previews, progress), in no bar');
   if (s.stage === 'mux') lines.push('its own seconds: decoding in between is left out');
   if (s.peak_bytes) lines.push('peak ' + h3.bytes(s.peak_bytes));
   return lines.join('<br>');
@@ -17,6 +26,7 @@ function hover(s) {
 // {traces, layout}: one colour per stage; rows are stages (and their ranks) or ranks.
 function waterfall(stages, by) {
   const bars = stages.filter(isBar), ranks = ranksOf(bars), several = ranks.length > 1;
+  const gaps = new Map(ranks.map((r) => [r, gapOf(bars, r)]));
   const names = [...STAGES.filter((n) => bars.some((s) => s.stage === n)), ...new Set(bars.map((s) => s.stage).filter((n) => !STAGES.includes(n)))];
   const label = (s) => (by === 'rank' ? 'rank ' + s.rank : several ? s.stage + ' · ' + s.rank : s.stage);
   const rows = by === 'rank' ? ranks.map((r) => 'rank ' + r)
@@ -25,7 +35,7 @@ function waterfall(stages, by) {
     const mine = bars.filter((s) => s.stage === name);
     return {
       type: 'bar', orientation: 'h', name, y: mine.map(label), base: mine.map((s) => s.start), x: mine.map((s) => s.seconds),
-      text: mine.map(hover), hoverinfo: 'text', textposition: 'none', width: by === 'rank' && name === 'mux' ? 0.2 : 0.62, // it spans the decoding
+      text: mine.map((s) => hover(s, name === 'denoise' ? gaps.get(s.rank) : 0)), hoverinfo: 'text', textposition: 'none', width: by === 'rank' && name === 'mux' ? 0.2 : 0.62, // it spans the decoding
       marker: { color: h3.palette()[Math.max(0, STAGES.indexOf(name))], line: { width: mine.length > 1 && mine.length < 400 ? 1 : 0, color: h3.colour('card') } },
     };
   });
@@ -67,7 +77,8 @@ function ofSlowest(stages) {
 }
 
 // {traces, layout, measured}: stacked parts per step, else the whole step; the base as a line.
-function stepBars(stages, rank, base) {
+// The axis holds all steps that were asked for from the first one on.
+function stepBars(stages, rank, base, asked) {
   const mine = rank === null ? ofSlowest(stages) : stages;
   const whole = perStep(mine, 'denoise', rank);
   const parts = PARTS.map((name) => [name, perStep(mine, name, rank)]).filter(([, found]) => found.size);
@@ -85,12 +96,13 @@ function stepBars(stages, rank, base) {
       line: { color: h3.colour('ink'), width: 1.5, dash: 'dot', shape: 'hvh' }, marker: { size: 4 }, hovertemplate: 'baseline, step %{x}: %{y:.4f} s<extra></extra>',
     });
   }
+  const last = Math.max(asked || 1, ...[...whole.keys(), ...before.keys()].map((step) => step + 1));
   return {
     traces,
     measured: parts.map(([name]) => name),
     layout: {
       barmode: 'stack', legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, traceorder: 'normal', font: { color: h3.colour('soft') } }, height: 270 + legendRoom(traces.length), showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
-      xaxis: { title: { text: 'step' }, tickformat: 'd', ...(whole.size < 20 ? { dtick: 1 } : {}) },
+      xaxis: { title: { text: 'step' }, tickformat: 'd', range: [0.4, last + 0.6], ...(last < 20 ? { dtick: 1 } : {}) },
       yaxis: { title: { text: 'seconds' }, rangemode: 'tozero' }, uirevision: 'steps',
     },
   };

@@ -40,7 +40,9 @@ def test_a_stored_run_shows_its_stages_steps_and_columns(page: Page, two: tuple[
     assert [b["name"] for b in steps] == ["attention", "GEMM", "communication", "other"]
     assert all(len(b["y"]) == 3 for b in steps)
     names = [cell.text for cell in page.all(".tm-table tbody th")]
-    assert names[0] == "load" and names[-2:] == ["E2E", "peak memory"]
+    assert names[0] == "load\nonce per engine start"
+    assert names[4] == "per step\nmedian of the steps"
+    assert names[-2:] == ["E2E", "peak memory"]
     reference = page.all(".tm-table tbody tr")[names.index("reference encode")]
     assert reference.text == "reference encode not measured"
     assert "96x64" in page.text(".tm-shape") and "3 steps" in page.text(".tm-shape")
@@ -72,6 +74,22 @@ def test_a_pinned_run_is_what_others_are_set_against(
     page.until(lambda: console.api("/runs/baseline")["id"] == "")
 
 
+def test_a_steady_stream_of_events_does_not_hold_up_the_list(
+    page: Page, two: tuple[str, str]
+) -> None:
+    page.js("location.hash='timing'")
+    page.until(lambda: page.js("return document.querySelector('.tm')?.dataset.run"))
+    page.js(
+        "const api=h3.api;window.asked=0;window.sent=0;"
+        "h3.api=(path,...rest)=>{if(path.startsWith('/runs?'))asked+=1;return api(path,...rest)};"
+        "const job={...h3.jobs.get(arguments[0]),state:'running'};"
+        "setInterval(()=>{sent+=1;h3.emit('job',{...job,done:sent})},50)",
+        two[0],
+    )
+    page.until(lambda: page.js("return sent") >= 60)  # three seconds, never quiet for 150 ms
+    assert page.js("return asked") >= 2
+
+
 def test_a_running_job_is_followed_step_by_step(
     console: Server, page: Page, two: tuple[str, str]
 ) -> None:
@@ -89,6 +107,8 @@ def test_a_running_job_is_followed_step_by_step(
         return len(seen) >= 3
 
     page.until(grown)
+    axis = page.js("return document.querySelector('.tm-steps').layout.xaxis.range")
+    assert axis[1] == pytest.approx(1000.6)  # all that was asked for, so that bars stay in place
     console.api(f"/jobs/{id}/cancel", "POST")
     ended(console, id)
     page.until(lambda: page.js("return document.querySelector('.tm-live').hidden"))
@@ -113,6 +133,26 @@ def test_the_parts_of_the_slowest_rank_add_up_to_its_step(console: Server, page:
     assert shown["attention"] == single["attention"] and shown["GEMM"] == single["GEMM"]
     page.choose(".tm-rank", "1")
     page.until(lambda: bars(page, ".tm-steps")[0]["y"] == [9.0 * x for x in single["attention"]])
+
+
+def test_an_encode_from_the_cache_is_no_gain(
+    console: Server, page: Page, two: tuple[str, str]
+) -> None:
+    again = done(console, "timed again", steps=3)
+    for id, seconds in ((two[0], 61.2), (again, 0.1)):
+        path = console.folder / id / "run.json"
+        record = json.loads(path.read_text())
+        encode = next(s for s in record["stages"] if s["stage"] == "text encode")
+        encode["seconds"] = seconds
+        path.write_text(json.dumps(record))
+    page.js("location.hash=arguments[0]", f"runs/{again}..{two[0]}")
+    cells = (
+        "const r=[...document.querySelectorAll('.rv-delta tbody tr')]"
+        ".find(r=>r.cells[0].innerText==='text encode');"
+        "return r?[...r.cells].map(c=>c.innerText):[]"
+    )
+    page.until(lambda: page.js(cells))
+    assert page.js(cells) == ["text encode", "0.100 s, from the cache", "61.200 s", "", "", ""]
 
 
 def test_both_exports_are_linked(page: Page, two: tuple[str, str]) -> None:
