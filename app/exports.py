@@ -12,27 +12,32 @@ from typing import Any
 
 from app import records
 from app.records import Record
+from app.timing import KERNELS
 
 _CHUNK_BYTES = 1 << 20
 _STORED = (".mp4", ".webp", ".safetensors")  # no smaller when deflated
 _WHOLE = ("request.toml", "plan.toml", "events.jsonl", records.TELEMETRY)
+_ABOUT = ("run", "plan", "kind", "stage", "rank")
+_HEAD = (*_ABOUT, "step_index", "start_seconds", "seconds", "peak_bytes")
 _FILES = (records.VIDEO, records.LATENTS, records.THUMB)
 
 
 def timings_csv(timings: dict[str, Any]) -> str:
-    """Rows run, plan, stage, rank, step, start, seconds: the columns first, then every stage.
+    """One row per standard column, then one per stage; "step_index" counts from 0.
 
-    What was not measured has an empty cell in "seconds".
+    What was not measured is an empty cell; so is the start of the parts of a step, which are sums.
     """
     text = io.StringIO()
     rows = csv.writer(text)
-    rows.writerow(("run", "plan", "kind", "stage", "rank", "step", "start_seconds", "seconds"))
+    rows.writerow(_HEAD)
     about = (_cell(timings["id"]), _cell(timings["plan"]))
     for name, seconds in timings["columns"]:
-        rows.writerow((*about, "column", name, "", "", "", "" if seconds is None else seconds))
+        rows.writerow((*about, "column", name, "", "", "", _number(seconds), ""))
     for s in timings["stages"]:
         step = s["step"] if s["step"] >= 0 else ""
-        rows.writerow((*about, "stage", s["stage"], s["rank"], step, s["start"], s["seconds"]))
+        start = "" if s["stage"] in KERNELS else s["start"]
+        figures = (s["rank"], step, start, s["seconds"], _number(s["peak_bytes"]))
+        rows.writerow((*about, "stage", s["stage"], *figures))
     return text.getvalue()
 
 
@@ -65,6 +70,10 @@ def _packed(archive: zipfile.ZipFile, file: Path, name: str, out: _Drain) -> Ite
             target.write(chunk)
             yield out.take()
     yield out.take()
+
+
+def _number(value: float | None) -> float | str:
+    return "" if value is None else value
 
 
 def _cell(text: str) -> str:

@@ -230,6 +230,19 @@ def test_the_csv_has_every_column_and_stage(console: Console, film: Job) -> None
     assert blank == {name for name, seconds in found["columns"] if seconds is None}
 
 
+def test_the_csv_tells_peaks_and_no_start_of_what_is_a_sum() -> None:
+    whole = {"stage": "denoise", "rank": 0, "step": 0, "start": 0.5, "seconds": 2.0}
+    stages = [
+        {**whole, "peak_bytes": 7},
+        {**whole, "stage": "attention", "seconds": 1.5, "peak_bytes": None},
+    ]
+    timings = {"id": "run", "plan": "cpu", "columns": [], "stages": stages}
+    step, part = csv.DictReader(io.StringIO(timings_csv(timings)))
+    names = ("step_index", "start_seconds", "seconds", "peak_bytes")
+    assert [step[name] for name in names] == ["0", "0.5", "2.0", "7"]
+    assert [part[name] for name in names] == ["0", "", "1.5", ""]
+
+
 def test_no_cell_of_the_csv_is_a_formula() -> None:
     timings = {"id": "run", "plan": "=cmd()", "columns": [("load", None)], "stages": []}
     assert "'=cmd()" in timings_csv(timings)
