@@ -52,7 +52,7 @@ function counts() {
 
 function where(d) {
   if (!d) return '';
-  return (d.step === null ? '' : 'step ' + d.step + ' · ') + (d.step === null ? d.stage : (d.part + ' ' + d.quantity).trim());
+  return (d.step === null ? '' : 'step ' + (d.step + 1) + ' · ') + (d.step === null ? d.stage : (d.part + ' ' + d.quantity).trim());
 }
 
 function caseRow(result, index) {

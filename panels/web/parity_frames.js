@@ -11,7 +11,7 @@ function frameView(root) {
       images.set(path, new Promise((done, failed) => {
         const image = new Image();
         image.onload = () => done(image);
-        image.onerror = () => { images.delete(path); failed(new Error('frame ' + n + ' could not be loaded')); };
+        image.onerror = () => { images.delete(path); failed(new Error('frame ' + (n + 1) + ' could not be loaded')); };
         image.src = path;
       }));
     }
@@ -64,11 +64,11 @@ function frameView(root) {
   function words() {
     const f = frames.frames[at], times = 2 ** Number(gain.value), scale = largest();
     const figures = f.equal ? 'bit-equal' : 'max ' + figure(f.max_abs) + ' · mean ' + figure(f.mean_abs) + ' · ' + psnr(f.psnr);
-    h3.write(find('.pa-frame'), 'frame ' + at + ' of ' + frames.count + ' · ' + figures + (f.join === null ? '' : ' · in the join at ' + f.join));
+    h3.write(find('.pa-frame'), 'frame ' + (at + 1) + ' of ' + frames.count + ' · ' + figures + (f.join === null ? '' : ' · in the join at ' + (f.join + 1)));
     find('.pa-frame').dataset.join = f.join === null ? '' : 'yes';
     h3.write(find('.pa-gain output'), '×' + (times < 10 ? times.toFixed(times % 1 ? 1 : 0) : Math.round(times)));
     h3.write(find('.pa-scale'), scale ? 'black 0 to yellow ' + figure(scale / times) + ' (largest difference of the case: ' + figure(scale) + ', of values 0 to 1)' : 'no difference in any frame');
-    slider.setAttribute('aria-valuetext', 'frame ' + at + (f.join === null ? '' : ', temporal join'));
+    slider.setAttribute('aria-valuetext', 'frame ' + (at + 1) + (f.join === null ? '' : ', temporal join'));
     for (const bar of strip.children) bar.toggleAttribute('data-here', Number(bar.dataset.frame) === at);
   }
 
@@ -79,7 +79,7 @@ function frameView(root) {
       const bar = h3.make('span', 'pa-bar-box', '', h3.make('i'));
       bar.firstChild.style.height = f.equal ? '0' : Math.max(4, (100 * f.scale) / (scale || 1)) + '%';
       bar.dataset.frame = f.frame;
-      if (f.join !== null) { bar.dataset.join = f.join; bar.title = 'temporal join at ' + f.join; }
+      if (f.join !== null) { bar.dataset.join = f.join; bar.title = 'temporal join at ' + (f.join + 1); }
       bar.addEventListener('click', () => go(f.frame));
       return bar;
     }));

@@ -1,4 +1,5 @@
 // One case: where it diverges first, curves per step for video and audio, and the tables.
+// People count steps and frames from 1; the names of tensors and files count them from 0.
 const METRICS = {
   relative_l2: ['relative L2', 'Distance over the length of the golden; this is what the gates are on.'],
   max_abs: ['largest difference', 'Largest absolute difference of one value.'],
@@ -44,9 +45,11 @@ function caseView(root) {
     line.append(h3.make('b', '', name + ': '));
     if (!d) { line.append('every tensor is bit-equal.'); return line; }
     line.append(d.passed ? 'first difference at ' : 'first divergence beyond its gate at ');
-    if (d.step !== null) line.append(h3.make('b', '', 'step ' + d.step), ', ');
+    if (d.step !== null) line.append(h3.make('b', '', 'step ' + (d.step + 1)), ', ');
     const place = d.stage === 'step_' + String(d.step).padStart(2, '0') ? d.quantity + ' of the ' + (d.part || 'network') : d.stage;
-    line.append('stage ', h3.make('b', '', place), ' (', h3.make('code', '', d.name), '): ');
+    const tensor = h3.make('code', '', d.name);
+    tensor.title = 'The tensor of the golden, whose names count steps from 0';
+    line.append('stage ', h3.make('b', '', place), ' (', tensor, '): ');
     line.append(d.problem || 'relative L2 ' + figure(d.relative_l2) + ', largest ' + figure(d.max_abs));
     line.append('; gate ' + gateOf(d) + '.');
     return line;
@@ -87,7 +90,7 @@ function caseView(root) {
     const lines = quantities.map((quantity, i) => {
       const own = rows.filter((d) => d.quantity === quantity).sort((a, b) => a.step - b.step);
       return {
-        type: 'scatter', mode: 'lines+markers', name: quantity, x: own.map((d) => d.step),
+        type: 'scatter', mode: 'lines+markers', name: quantity, x: own.map((d) => d.step + 1),
         y: own.map((d) => (d.equal ? at : d.problem ? beyond(rows) : value(d) || at)), line: { color: colours[i], width: 2 },
         marker: { color: colours[i], size: 8, symbol: own.map((d) => (d.equal ? 'diamond-open' : d.passed ? 'circle' : 'x')) },
         text: own.map((d) => (d.equal ? 'bit-equal' : d.problem || figure(value(d)) + (d.passed ? '' : ', beyond the gate'))),
@@ -96,7 +99,7 @@ function caseView(root) {
     });
     const gate = metric === 'relative_l2' && rows.find((d) => d.limit_relative_l2);
     if (gate) {
-      const ends = [Math.min(...rows.map((d) => d.step)), Math.max(...rows.map((d) => d.step))];
+      const ends = [Math.min(...rows.map((d) => d.step + 1)), Math.max(...rows.map((d) => d.step + 1))];
       lines.push({
         type: 'scatter', mode: 'lines', name: 'gate', x: ends, y: [gate.limit_relative_l2, gate.limit_relative_l2],
         line: { color: h3.colour('bad'), width: 1.5, dash: 'dash' }, hovertemplate: gateOf(gate).replace(/[<>&]/g, '') + '<extra></extra>',
@@ -157,11 +160,13 @@ function caseView(root) {
     box.hidden = !steps('video').length && !steps('audio').length;
     box.querySelector('thead').replaceChildren(head(['Step', 'max', 'mean', 'rel. L2', 'cosine', 'PSNR', 'gate', '']));
     box.querySelector('tbody').replaceChildren(...rows.map((d, i) => {
-      const tr = row(d.step + ' · ' + d.quantity, cells(d));
+      const tr = row(d.step + 1 + ' · ' + d.quantity, cells(d));
       if (i && rows[i - 1].step !== d.step) tr.className = 'pa-new';
       return tr;
     }));
   }
+
+  const stageName = (stage) => stage.replace(/^step_(\d+)$/, (_, digits) => 'step ' + (Number(digits) + 1));
 
   function stageTable() {
     const stages = new Map();
@@ -174,7 +179,7 @@ function caseView(root) {
       const said = beyond.length ? [beyond.length + ' beyond', 'worse'] : differ.length ? ['within', ''] : ['bit-equal', 'better'];
       const gate = [...new Set(list.map((d) => d.limit || 'not gated'))].join(', ');
       const shown = (name) => (differ.length ? [isFinite(worst(name)) ? figure(worst(name)) : '∞'] : ['·', 'soft']);
-      return row(stage, [[list.length - differ.length + ' / ' + list.length], shown('relative_l2'), shown('max_abs'), [gate, 'soft'], said]);
+      return row(stageName(stage), [[list.length - differ.length + ' / ' + list.length], shown('relative_l2'), shown('max_abs'), [gate, 'soft'], said]);
     }));
   }
 

@@ -85,7 +85,7 @@ def test_the_first_wrong_step_of_a_capture_is_named(comfy: Path, plan: Plan) -> 
 
 def test_a_capture_needs_a_plan_with_checkpoints(comfy: Path) -> None:
     result = played(captured(with_media=False).path, None)
-    assert result.status == "unsupported" and "give --plan" in result.reason
+    assert result.status == "unsupported" and "choose a plan" in result.reason
 
 
 def test_a_capture_in_another_dtype_is_refused(comfy: Path, plan: Plan) -> None:

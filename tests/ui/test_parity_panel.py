@@ -116,7 +116,7 @@ def test_a_spoilt_copy_fails_with_step_stage_and_gate(page: Page, run: str) -> N
     assert page.text(".pa-status") == "FAIL"  # the failing case is opened by itself
     free, staged = page.texts(".pa-divergence")
     for sentence in (free, staged):
-        assert "step 3" in sentence
+        assert "step 4" in sentence  # counted from 1; the tensor is step_03
         assert "gate fp32 stage 1.0e-5" in sentence
     assert "denoised of the audio" in free and "non-finite values" in free
     assert "denoised of the video" in staged  # whose order is that of the computation

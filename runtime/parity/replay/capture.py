@@ -98,7 +98,9 @@ class _Capture(Case):
 def _plan(golden: Golden, setup: Setup) -> Plan:
     plan = setup.plan
     if plan is None or not plan.models.dit.name:
-        raise Unsupported("a captured run names no checkpoints; give --plan with its [models]")
+        raise Unsupported(
+            "a captured run names no checkpoints; choose a plan (--plan) with its [models]"
+        )
     if golden.params.get("patched_weights"):
         raise Unsupported(
             f"the run had {golden.params['patched_weights']} patched weights (a LoRA), which this "
