@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from app.console import Console
 
 TITLE = "Generate"
-SIZES = ("480x288", "864x480", "960x544", "1056x608", "1344x768", "544x960", "768x768", "96x64")
+SIZES = ("480×288", "864×480", "960×544", "1056×608", "1344×768", "544×960", "768×768", "96×64")
 
 _PROMPT = (
     "<div class='banner demo-banner' role='note' hidden><strong>Demo model.</strong> Its weights "
@@ -24,6 +24,7 @@ _PROMPT = (
     "works; for real videos choose a plan that names H3's checkpoints.</div>"
     "<div class='note dropped' role='status' hidden><span class='dropped-text'></span>"
     "<button class='quiet as-reference' type='button'>Use it as a reference instead</button></div>"
+    "<div class='note editing' role='status' hidden></div>"
     "<div class='fields'>"
     + field("Preset", "<select class='preset'></select>", "grow")
     + "<button class='quiet clear' type='button'>Clear</button></div>"
@@ -33,6 +34,7 @@ _PROMPT = (
         "placeholder='What happens, how it looks, how it sounds'></textarea>",
     )
     + "<div class='tagbar' aria-label='Insert a reference into the prompt'></div>"
+    "<div class='tag-note' role='status'></div>"
 )
 _NUMBER = (
     "<input id='{0}' data-field='{0}' inputmode='decimal' autocomplete='off' spellcheck='false'>"

@@ -93,6 +93,9 @@
     return references.filter((one) => one.missing).map((one) => one.name);
   }
 
+  // The runtime's notes, with sizes spelled as everywhere on the page.
+  const sized = (text) => text.replace(/(\d)x(\d)/g, '$1×$2');
+
   const hasSound = (item) => item.kind === 'video' && !item.mute && !!(item.soundtrack || (item.facts && item.facts.audio_rate));
 
   // {own, sound} of every reference in order: its tag, such as "<Picture 1>", and that of the sound
@@ -125,5 +128,5 @@
     h3.on('draft', ({ from }) => { for (const node of fields) if (node !== from) show(node); }, element);
   }
 
-  Object.assign(h3, { form, load, draft: { start, get: () => draft, set, tags, bind, MOST, TAGS } });
+  Object.assign(h3, { form, load, sized, draft: { start, get: () => draft, set, tags, bind, MOST, TAGS } });
 })();

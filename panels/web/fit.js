@@ -3,6 +3,7 @@ const q = (s) => element.querySelector(s);
 const fit = q('.fit');
 const VERDICTS = { fits: 'fits', tight: 'tight', no: 'does not fit', unknown: 'not known' };
 const ROLES = { dit: 'denoiser', text_encoder: 'text encoder', video_vae: 'video VAE', audio_vae: 'audio VAE' };
+const PATIENCE_MILLISECONDS = 500; // an older answer stands no longer than this
 let asking = null, opened = false;
 
 const rows = (n) => (n === null || n === undefined ? '–' : n.toLocaleString('en'));
@@ -15,7 +16,7 @@ function pill(verdict, text) {
 
 function amounts(need) {
   const say = need.what === 'time' ? h3.seconds : h3.bytes;
-  if (need.needed === null) return need.verdict === 'unknown' ? 'not known' : '';
+  if (need.needed === null) return { unknown: 'not known', fits: 'none needed' }[need.verdict] || '';
   return need.available === null ? say(need.needed) : `${say(need.needed)} of ${say(need.available)}`;
 }
 
@@ -44,13 +45,17 @@ function details(estimate) {
 
 function show(estimate) {
   const top = h3.make('div', 'fit-top');
-  top.append(pill(estimate.verdict), h3.make('span', 'fit-rows', `S = ${rows(estimate.rows.total)} rows`), h3.make('span', 'fit-mode', estimate.mode === 'unknown' ? 'mode unknown' : estimate.mode));
+  const mode = h3.make('span', 'fit-mode', `mode ${estimate.mode}`);
+  mode.title = estimate.mode_note;
+  top.append(pill(estimate.verdict), h3.make('span', 'fit-rows', `S = ${rows(estimate.rows.total)} rows`), mode);
   const table = h3.make('table', 'fit-table'), body = h3.make('tbody');
   body.append(needRow(estimate.vram, 'VRAM'), needRow(estimate.ram, 'RAM'), needRow(estimate.disk, 'Disk'), needRow(estimate.time, 'Time'));
   table.append(body);
   fit.dataset.verdict = estimate.verdict;
   const stop = estimate.blocked || estimate.needs_force;
-  fit.replaceChildren(top, ...(stop ? [h3.make('p', 'fit-stop', stop)] : []), table, details(estimate));
+  const warnings = estimate.warnings.filter((text) => text !== stop).map((text) => h3.make('p', 'fit-warn', text));
+  fit.style.minHeight = '';
+  fit.replaceChildren(top, ...(stop ? [h3.make('p', 'fit-stop', stop)] : []), ...warnings, table, details(estimate));
 }
 
 // The other plan of an A/B in one line: its verdict, and why it is not "fits".
@@ -71,22 +76,34 @@ function sayFit(text, verdict) {
   fit.replaceChildren(h3.make('p', verdict ? 'fit-stop' : 'fit-wait', text));
 }
 
+// What is not counted yet gets no verdict; the card keeps its height, so nothing jumps.
+function wait() {
+  fit.style.minHeight = `${fit.offsetHeight}px`;
+  sayFit(h3.draft.get().references.length ? 'Measuring the references…' : 'Counting the rows…');
+  h3.emit('estimate', null);
+}
+
 // Asks for the estimate of the draft; gives it to everybody (null: there is none now).
 async function preflight() {
+  if (!h3.session) return; // the draft of this user is not there yet
   if (asking) asking.abort();
   asking = new AbortController();
-  const { signal } = asking;
+  const { signal } = asking, late = setTimeout(wait, PATIENCE_MILLISECONDS);
   try {
     const { plan, plan_b } = h3.draft.get(), request = h3.form();
     const ask = (name) => h3.api('/preflight', { method: 'POST', body: { request, plan: name }, signal });
     const [estimate, other] = await Promise.all([ask(plan), plan_b ? ask(plan_b) : null]);
+    clearTimeout(late);
     show(estimate);
     if (other) second(other, plan_b);
     h3.emit('estimate', other ? both(estimate, other) : estimate);
   } catch (error) {
     if (error.name === 'AbortError') return;
+    fit.style.minHeight = '';
     sayFit(error.message, 'no');
     h3.emit('estimate', null);
+  } finally {
+    clearTimeout(late);
   }
 }
 
@@ -102,7 +119,11 @@ function plans() {
   h3.plans.refresh().catch((error) => sayFit(error.message, 'no'));
 }
 
-h3.on('draft', preflightSoon, element);
+h3.on('draft', ({ changed }) => {
+  if (changed.includes('references')) { if (asking) asking.abort(); wait(); }
+  preflightSoon();
+}, element);
+h3.on('session', preflightSoon, element);
 h3.on('plans', () => { fillPlans(); preflightSoon(); }, element);
 h3.on('tab', ({ tab }) => { if (tab === 'generate') preflightSoon(); }, element);
 h3.on('reset', plans, element);

@@ -18,7 +18,7 @@ function snapped(name) {
 }
 
 function draw() {
-  const d = h3.draft.get(), now = `${d.width}x${d.height}`;
+  const d = h3.draft.get(), now = `${d.width}×${d.height}`;
   const sizes = [...props.value.sizes];
   if (!sizes.includes(now)) sizes.push(now);
   h3.fill(size, sizes, now);
@@ -42,7 +42,7 @@ for (const name of ['frames', 'width', 'height']) {
   });
 }
 size.addEventListener('change', () => {
-  const [width, height] = size.value.split('x');
+  const [width, height] = size.value.split('×');
   h3.draft.set({ width, height });
 });
 q('.turn').addEventListener('click', () => { const { width, height } = h3.draft.get(); h3.draft.set({ width: height, height: width }); });

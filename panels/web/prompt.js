@@ -1,6 +1,7 @@
 // Preset, prompt, a button for every reference tag, and what a dropped mp4 of ours brought back.
 const q = (s) => element.querySelector(s);
 const area = q('textarea'), bar = q('.tagbar'), preset = q('.preset'), note = q('.dropped');
+const SAID = 40; // characters of a prompt that name a job
 let tags = '', dropped = null;
 
 function insert(tag) {
@@ -11,8 +12,26 @@ function insert(tag) {
   area.focus();
 }
 
+// A tag that stands for nothing is an ordinary word to the model.
+function unknown(there) {
+  const said = [...new Set(area.value.match(/<(Picture|Video|Audio) \d+>/g) || [])].filter((tag) => !there.includes(tag));
+  const have = there.length ? `there ${there.length > 1 ? 'are' : 'is'} ${there.join(', ')}` : 'no reference is added';
+  h3.write(q('.tag-note'), said.length ? `${said.join(', ')} in the prompt stand${said.length > 1 ? '' : 's'} for nothing: ${have}.` : '');
+}
+
+// Which job the form changes, as long as it waits.
+function editing() {
+  const job = h3.jobs.get(h3.draft.get().editing), box = q('.editing');
+  box.hidden = !job;
+  if (!job) return;
+  const place = h3.jobs.queued().findIndex((one) => one.id === job.id) + 1, text = job.prompt || 'no prompt';
+  const name = text.length > SAID ? `${text.slice(0, SAID)}…` : text;
+  h3.write(box, `You are editing job ${place} of the queue, “${name}”: save the changes or discard them below.`);
+}
+
 function draw() {
   const now = h3.draft.tags().flatMap(({ own, sound }) => (sound ? [own, sound] : [own]));
+  unknown(now);
   if (now.join() === tags) return;
   tags = now.join();
   const buttons = now.map((tag) => h3.button('tag', tag, `Insert ${tag} into the prompt`, () => insert(tag)));
@@ -45,7 +64,9 @@ h3.on('restored', ({ file, missing }) => {
   h3.write(q('.dropped-text'), `The settings of ${file.name} are in the form.${gone}`);
 }, element);
 h3.draft.bind(element);
-h3.on('draft', () => { draw(); demo(); }, element);
+h3.on('draft', () => { draw(); demo(); editing(); }, element);
+h3.on('jobs', editing, element);
 h3.on('plans', demo, element);
 draw();
 demo();
+editing();

@@ -91,6 +91,7 @@ function row(job, index, total) {
   const name = mayTouch(job) ? job.prompt || 'no prompt' : 'another user’s job';
   const top = h3.make('span', 'job-top', '', h3.make('span', 'job-state', STATES[job.state]), h3.make('span', 'job-name', job.kind === 'parity' ? 'Parity' : name));
   show.append(top, h3.make('span', 'job-facts', facts(job)), h3.make('span', 'job-wait', waits(job)));
+  if (li.dataset.editing) top.append(h3.make('span', 'job-ab job-editing', 'being edited'));
   if (job.group) top.append(h3.make('span', 'job-ab', 'A/B'));
   if (job.owner && !job.mine) top.append(h3.make('span', 'job-ab', job.owner));
   if (job.reason && job.ended && job.state !== 'cancelled') show.append(h3.make('span', 'job-reason', job.reason));

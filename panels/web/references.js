@@ -29,7 +29,7 @@ function setSound(media) {
 
 function facts(item) {
   const f = item.facts || {}, words = [];
-  if (f.width) words.push(`${f.width} × ${f.height}`);
+  if (f.width) words.push(`${f.width}×${f.height}`);
   if (item.kind === 'video' && f.fps) words.push(`${+f.fps.toFixed(2)} fps`);
   if (item.kind !== 'image' && f.seconds) words.push(`${f.seconds.toFixed(1)} s`);
   if (f.audio_rate) words.push(`${{ 1: 'mono', 2: 'stereo' }[f.audio_channels ?? f.channels] || `${f.audio_channels ?? f.channels} ch`} ${+(f.audio_rate / 1000).toFixed(1)} kHz`);
@@ -42,13 +42,13 @@ function facts(item) {
 function plan(index) {
   const p = plans[index];
   if (!p) return '';
-  if (p.problem) return p.problem;
+  if (p.problem) return h3.sized(p.problem);
   const words = [];
   const said = p.notes.some((note) => note.includes(`-> ${p.width}x${p.height}`)); // the note tells the size before, too
-  if (p.width && !said) words.push(`encoded at ${p.width} × ${p.height}`);
+  if (p.width && !said) words.push(`encoded at ${p.width}×${p.height}`);
   if (p.kind === 'video' && p.frames) words.push(`${p.frames} frames kept`);
   words.push(`${(p.rows + p.text_rows).toLocaleString('en')} rows`);
-  return [words.join(' · '), ...p.notes].join(' · ');
+  return [words.join(' · '), ...p.notes.map(h3.sized)].join(' · ');
 }
 
 function thumb(item) {

@@ -142,7 +142,7 @@ async function tell() {
   const detail = await h3.api('/jobs/' + id);
   if (told !== key) return;
   const notes = detail.notes || [];
-  q('.notes').replaceChildren(...notes.map((note) => h3.make('li', note.warning ? 'warn' : '', note.text)));
+  q('.notes').replaceChildren(...notes.map((note) => h3.make('li', note.warning ? 'warn' : '', h3.sized(note.text))));
   q('.notes-box').hidden = !notes.length;
   q('.facts-box tbody').replaceChildren(...fieldRows(detail.request, detail.plan_fields));
   q('.facts-box').hidden = false;

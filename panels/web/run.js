@@ -139,7 +139,7 @@ function runView(root, fail, gone) {
     find('.rv-shape').replaceChildren(...chips(job.kind === 'generate' ? shapeWords({ ...job, references: [] }) : []));
     facts(job);
     references(job);
-    const notes = (run.notes || []).map((note) => h3.make('li', note.warning ? 'warn' : '', note.text));
+    const notes = (run.notes || []).map((note) => h3.make('li', note.warning ? 'warn' : '', h3.sized(note.text)));
     find('.rv-notes').hidden = !notes.length;
     find('.rv-notes ul').replaceChildren(...notes);
   }
