@@ -100,7 +100,7 @@ def test_a_card_opens_the_run_with_player_facts_and_stages(
     page.js("location.hash='runs/nonsense'")
     page.until(lambda: page.text(".rv-alert") == "there is no run nonsense")
     assert page.text(".rv-one").strip() == "← All runs"
-    page.js("history.go(-2)")
+    page.click(".rv-one .rv-back")
     page.until(lambda: not page.js("return document.querySelector('.rv-list').hidden"))
     assert all("404" in error for error in page.errors())  # of the run that is not there
 
