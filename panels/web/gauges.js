@@ -96,9 +96,9 @@ function markLines(marks, from, to) {
   }));
 }
 
-// view: {from, to, marks, wide, revision}. The range along x is the view's; a zoom of a person stays.
+// view: {from, to, marks, wide, revision, gpus: how many}. The range along x is the view's; a zoom of a person stays.
 function shape(plot, view, limit, traces) {
-  const shapes = markLines(view.marks, view.from, view.to);
+  const shapes = [...markLines(view.marks, view.from, view.to), ...bands(view)];
   const annotations = [];
   if (plot.total) {
     annotations.push(...[['sent', 1, 'top'], ['received', 0, 'bottom']].map(([text, y, yanchor]) => ({
@@ -107,7 +107,8 @@ function shape(plot, view, limit, traces) {
   }
   if (limit !== null) {
     shapes.push({ type: 'line', xref: 'paper', yref: 'y', x0: 0, x1: 1, y0: limit, y1: limit, line: { color: h3.colour('soft'), width: 1, dash: 'dash' } });
-    annotations.push({ xref: 'paper', yref: 'y', x: 1, y: limit, xanchor: 'right', yanchor: 'bottom', text: plot.limitName + ' ' + limit.toFixed(0) + ' ' + plot.unit, showarrow: false, font: { size: 11, color: h3.colour('soft') } });
+    const each = view.gpus > 1 && !plot.host ? ' per GPU' : '';
+    annotations.push({ xref: 'paper', yref: 'y', x: 1, y: limit, xanchor: 'right', yanchor: 'bottom', text: plot.limitName + ' ' + limit.toFixed(0) + ' ' + plot.unit + each, showarrow: false, font: { size: 11, color: h3.colour('soft') } });
   }
   return {
     height: 196, showlegend: false, uirevision: view.revision, shapes, annotations,
@@ -128,10 +129,27 @@ function yRange(plot, limit, traces) {
   return { range: [-step * 1.12, step * 1.12], tickvals: ticks, ticktext: ticks.map((v) => String(Number(Math.abs(v).toPrecision(3)))) };
 }
 
+// The stages once more at the top of each plot, on its own time axis.
+function bands(view) {
+  const colours = h3.palette();
+  return stageBars(view.marks, view).filter((b) => b.to - b.from > (view.to - view.from) / 500).map((b) => ({
+    type: 'rect', xref: 'x', yref: 'paper', x0: clock(Math.max(b.from, view.from)), x1: clock(Math.min(b.to, view.to)), y0: 0.975, y1: 1,
+    layer: 'below', line: { width: 0 }, fillcolor: laneColour(b.name, colours), opacity: 0.85,
+  }));
+}
+
+// What the lines of a plot mean beyond the colour of a GPU: [kind of line, words].
+function lineKey(plot, gpus) {
+  const dotted = plot.host ? undefined : plot.lines.find(([, , dash]) => dash === 'dot');
+  return [...(dotted ? [['dotted', dotted[0]]] : []), ...(plot.total && gpus > 1 ? [['ink', 'all GPUs']] : [])];
+}
+
 const LANE = ['text encode', 'reference encode', 'denoise', 'video VAE decode', 'audio VAE decode', 'mux']; // colours as in Timing
 
-// Bars of the stages between the marks of the runs; null where nothing ran.
-function lane(marks, view) {
+const laneColour = (name, colours) => colours[(LANE.indexOf(name) + 8) % 8];
+
+// The stages that touch the view: {name, from, to, id}, each until the next mark.
+function stageBars(marks, view) {
   const bars = [];
   marks.forEach((m, i) => {
     if (m.kind !== 'stage') return;
@@ -139,6 +157,12 @@ function lane(marks, view) {
     const end = next ? next.t : view.to;
     if (end >= view.from && m.t <= view.to) bars.push({ name: m.mark, from: m.t, to: end, id: m.id });
   });
+  return bars;
+}
+
+// Bars of the stages between the marks of the runs; null where nothing ran.
+function lane(marks, view) {
+  const bars = stageBars(marks, view);
   if (!bars.length) return null;
   const names = [...new Set(bars.map((b) => b.name))], colours = h3.palette();
   const traces = names.map((name) => {
@@ -146,13 +170,13 @@ function lane(marks, view) {
     return {
       type: 'bar', orientation: 'h', name, y: mine.map(() => 'stage'), base: mine.map((b) => clock(b.from)), x: mine.map((b) => (b.to - b.from) * 1000),
       text: mine.map(() => name), textposition: 'inside', insidetextanchor: 'middle', constraintext: 'inside', textangle: 0, insidetextfont: { color: h3.colour('card'), size: 11 },
-      hoverinfo: 'text', hovertext: mine.map((b) => name + '<br>' + h3.seconds(b.to - b.from)), marker: { color: colours[(LANE.indexOf(name) + 8) % 8] }, width: 1,
+      hoverinfo: 'text', hovertext: mine.map((b) => name + '<br>' + h3.seconds(b.to - b.from)), marker: { color: laneColour(name, colours) }, width: 1,
     };
   });
   const layout = shape({}, view, null, []);
   return {
     traces,
-    layout: { ...layout, height: 30, barmode: 'overlay', hovermode: 'closest', margin: { l: 44, r: 6, t: 2, b: 2 }, shapes: [], annotations: [],
+    layout: { ...layout, height: 30, barmode: 'overlay', hovermode: 'closest', margin: { l: 55, r: 17, t: 2, b: 2 }, plot_bgcolor: 'rgba(128,128,128,0.1)', shapes: [], annotations: [],
       xaxis: { ...layout.xaxis, visible: false }, yaxis: { visible: false, fixedrange: true }, uniformtext: { mode: 'hide', minsize: 10 } },
   };
 }

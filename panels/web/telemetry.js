@@ -45,9 +45,15 @@ function tile(gpu, place) {
   return { node, parts, gpu };
 }
 
+function lineWords([kind, words]) {
+  const sample = h3.make('i', 'tl-sample');
+  sample.dataset.kind = kind;
+  return h3.make('span', 'tl-unit', '', sample, words);
+}
+
 function cardOf(plot) {
   const div = h3.make('div', 'tl-plot'), told = h3.make('span', 'tl-told'), note = h3.make('p', 'tl-silent');
-  const title = h3.make('h3', 'tl-title', plot.title, h3.make('span', 'tl-unit', plot.unit));
+  const title = h3.make('h3', 'tl-title', plot.title, h3.make('span', 'tl-unit', plot.unit), ...lineKey(plot, tiles.length).map(lineWords));
   div.setAttribute('role', 'img');
   div.setAttribute('aria-label', plot.title + ' over time in ' + plot.unit);
   const node = h3.make('div', 'tl-card', '', h3.make('div', 'tl-cardtop', '', title, told), div, note);
@@ -70,7 +76,7 @@ const seen = new IntersectionObserver((entries) => {
 function view() {
   const end = latest().t;
   const [from, to] = zoom || [end - span, end];
-  return { from, to, marks: store.held.marks, wide: element.clientWidth > 700, touch: matchMedia('(pointer: coarse)').matches, revision };
+  return { from, to, marks: store.held.marks, wide: element.clientWidth > 700, touch: matchMedia('(pointer: coarse)').matches, revision, gpus: tiles.length };
 }
 
 function drawCard(card) {
@@ -151,6 +157,7 @@ function drawTiles() {
 function drawLane() {
   const now = view(), found = lane(store.held.marks, now);
   q('.tl-lane').hidden = !found;
+  q('.tl-key').hidden = !now.marks.some((m) => m.t >= now.from && m.t <= now.to);
   return found && h3.plot(q('.tl-stages'), found.traces, found.layout);
 }
 

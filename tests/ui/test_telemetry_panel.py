@@ -134,6 +134,18 @@ def test_links_are_shown_one_by_one_once_their_box_is_opened(show: Callable[...,
     page.click(".tl-linksbox summary")
 
 
+def test_lines_that_are_no_gpu_and_limits_are_explained(show: Callable[..., Page]) -> None:
+    page = show("busy")
+    page.until(lambda: len(page.texts(".tl-title")) >= 9)
+    titles = " ".join(page.texts(".tl-title"))
+    assert "memory" in titles and titles.count("all GPUs") == 2  # NVLink and PCIe
+    limit = (
+        f"const d=document.querySelector('{plot(page, 'Power')}');"
+        "return d&&d.layout&&(d.layout.annotations||[]).map(a=>a.text).join()"
+    )
+    page.until(lambda: "W per GPU" in (page.js(limit) or ""))
+
+
 def test_pressing_a_tile_hides_that_gpus_line(show: Callable[..., Page]) -> None:
     page = show("busy")
     count = f"return document.querySelector('{plot(page, 'Utilisation')}').data.length"
@@ -174,6 +186,23 @@ def test_runs_and_stages_are_marked(
     page.until(lambda: "denoise" in page.js(names))
     shapes = f"return document.querySelector('{plot(page, 'Utilisation')}').layout.shapes.length"
     page.until(lambda: page.js(shapes) >= 3)  # the run begins, a stage begins, the run ends
+    assert "a run begins or ends" in page.text(".tl-key")
+    inner = (
+        "const d=document.querySelector(arguments[0]),a=d._fullLayout.xaxis;"
+        "const x=d.getBoundingClientRect().left+a._offset;return [x,x+a._length]"
+    )
+    lane, first = page.js(inner, ".tl-stages"), page.js(inner, plot(page, "Utilisation"))
+    assert lane[0] == pytest.approx(first[0], abs=1)
+    page.open(width=390, tab="telemetry")
+    page.until(lambda: "denoise" in page.js(names))
+    page.until(lambda: page.all(".tl-plot .main-svg"))
+    lane, first = page.js(inner, ".tl-stages"), page.js(inner, plot(page, "Utilisation"))
+    assert lane == pytest.approx(first, abs=1)
+    assert page.overflow() == []
+    page.shot("telemetry_390_light_run")
+    page.open(tab="telemetry")
+    page.until(lambda: "denoise" in page.js(names))
+    page.until(lambda: page.all(".tl-plot .main-svg"))
     page.shot("telemetry_1440_light_run")
 
 
