@@ -27,6 +27,7 @@ function move(id, to) {
 async function edit(job) {
   const { request } = await h3.api('/jobs/' + encodeURIComponent(job.id));
   await h3.load(request, { plan: job.plan, editing: job.id });
+  if (matchMedia('(max-width: 860px)').matches) document.querySelector('.form').scrollIntoView(); // it stands far above
 }
 
 // An admin sees everybody's jobs; of other users' jobs there is only the place in the queue.

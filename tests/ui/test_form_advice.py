@@ -87,6 +87,8 @@ def test_the_job_in_the_form_is_named_and_marked(page: Page, console: Server, wi
     page.until(lambda: "job 1 of the queue, “a kite over the dunes" in page.text(".editing"))
     page.until(lambda: page.text(".job-editing") == "being edited")
     page.until(lambda: page.text(".fit-warn"))
+    named = "return document.querySelector('.editing').getBoundingClientRect().top"
+    page.until(lambda: 0 < page.js(named) < 900)
     page.shot(f"generate_editing_{width}_light")
     assert page.overflow() == []
     page.press("#part-go", "Discard")

@@ -219,7 +219,7 @@ def test_what_will_be_done_to_a_reference_is_said_before_the_run(
     page: Page, files: dict[str, Path]
 ) -> None:
     page.upload(files["boat.png"])
-    page.until(lambda: "encoded at 96 × 64" in page.text(".ref-plan"))
+    page.until(lambda: "encoded at 96×64" in page.text(".ref-plan"))
     assert "rows" in page.text(".ref-plan")
 
 
