@@ -37,7 +37,7 @@ function compareView(root, fail) {
 
   function times(found) {
     const box = find('.rv-delta');
-    box.querySelector('thead').replaceChildren(tableHead(['', 'A', 'B', 'difference', '', 'B / A']));
+    box.querySelector('thead').replaceChildren(tableHead(['', 'A', 'B', 'difference', '%', 'B / A']));
     const all = [...found.times.map((t) => [t, exact]), [{ name: 'peak memory', ...found.peak_memory }, memory]];
     const neither = all.filter(([t]) => t.a === null && t.b === null).map(([t]) => t.name);
     h3.write(box.querySelector('.tm-note'), neither.length ? 'Not measured in either run: ' + neither.join(', ') + '.' : '');

@@ -252,6 +252,14 @@ def test_what_a_user_writes_is_never_run_here(console: Server, page: Page) -> No
     assert page.js("return window.hit") is None
 
 
+def test_on_a_phone_the_times_need_no_scrolling(page: Page, two: tuple[str, str]) -> None:
+    compared(page, two, width=390)
+    heads = [head.text for head in page.all(".rv-delta thead th")]  # "" where it is hidden
+    assert [text for text in heads if text] == ["A", "B", "%"]
+    room = "const d=document.querySelector('.rv-delta .scroll');return d.scrollWidth-d.clientWidth"
+    assert page.js(room) <= 0
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("view", ["list", "run", "compare"])
