@@ -164,6 +164,10 @@ class Page:
         self.chrome.get("about:blank")  # a page that is left saves its draft
         where = {"origin": self.url, "storageTypes": "local_storage"}
         self.chrome.execute_cdp_cmd("Storage.clearDataForOrigin", where)
+        # What the left page saved may arrive after that: a small page of the origin clears it too.
+        self.chrome.get(f"{self.url}/api/v1/health")
+        self.js("localStorage.clear()")
+        self.chrome.get("about:blank")
 
     def until(self, met: Callable[[], Any], seconds: float = 30.0) -> Any:
         """The first true value of `met`."""
