@@ -141,9 +141,9 @@ class Plan:
     nvfp4: str = "nvfp4_dequant"  # names of runtime/kernels/linear backends, one per stored format
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
-    rms_rope: str = (
-        "eager"  # q/k norm and rotation: eager (rounds every step) | kitchen (CUDA kernel)
-    )
+    # q/k norm and rotation: eager and triton round every step, kitchen once
+    rms_rope: str = "eager"
+    elementwise: str = "eager"  # norm with AdaLN, gated sum, SwiGLU: same roundings in both
     island_rounding: str = "comfy"  # comfy: any quant marker rounds fp32 islands to dtype | keep
     video_vae_dtype: str = "fp16"
     vae_blend: str = "raw_tails"  # spatial tile blending of ComfyUI 0.33
@@ -155,7 +155,8 @@ class Plan:
         allowed = {
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
-            "rms_rope": ("eager", "kitchen"),
+            "rms_rope": ("eager", "kitchen", "triton"),
+            "elementwise": ("eager", "triton"),
             "island_rounding": ("comfy", "keep"),
             "video_vae_dtype": ("fp16", "fp32"),
             "vae_blend": ("raw_tails",),

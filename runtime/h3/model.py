@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from runtime.h3.config import NORM_EPS, NUM_MODALITIES, PATCH, H3Config
 from runtime.kernels.attention.base import Attend
+from runtime.kernels.elementwise import Elementwise
 from runtime.kernels.fused import RmsRope
 
 # fp32 weights with fp32 activations whatever the compute dtype (contract 1.4a)
@@ -89,14 +90,14 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU with the gate half first."""
 
-    def __init__(self, cfg: H3Config) -> None:
+    def __init__(self, cfg: H3Config, ops: Elementwise) -> None:
         super().__init__()
         self.fc1 = nn.Linear(cfg.hidden, 2 * cfg.ffn, bias=False)
         self.fc2 = nn.Linear(cfg.ffn, cfg.hidden, bias=False)
+        self.ops = ops
 
     def forward(self, x_SD: Tensor) -> Tensor:
-        gate, up = self.fc1(x_SD).chunk(2, dim=-1)
-        return self.fc2(F.silu(gate) * up)
+        return self.fc2(self.ops.swiglu(self.fc1(x_SD)))
 
 
 class AdaLN(nn.Module):
@@ -118,48 +119,35 @@ class AdaLN(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and MLP, modulated per row span in the rounding order of contract 1.13."""
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
         self.attn = Attention(cfg, attend, rms_rope)
         self.norm2 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
-        self.mlp = MLP(cfg)
+        self.mlp = MLP(cfg, ops)
         self.adaln_proj = AdaLN(cfg, 6, NUM_MODALITIES)
+        self.ops = ops
 
     def forward(
         self, x_SD: Tensor, tables: Sequence[Tensor], spans: Sequence[RowSpan], rope: Tensor
     ) -> Tensor:
         shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = tables
-        y = modulate(self.norm1(x_SD), shift_msa, scale_msa, spans)
+        modulated, gated_add = self.ops.norm_modulate, self.ops.gated_add
+        y = modulated(self.norm1, x_SD, shift_msa, scale_msa, spans)
         x_SD = gated_add(x_SD, self.attn(y, rope), gate_msa, spans)
-        y = modulate(self.norm2(x_SD), shift_mlp, scale_mlp, spans)
+        y = modulated(self.norm2, x_SD, shift_mlp, scale_mlp, spans)
         return gated_add(x_SD, self.mlp(y), gate_mlp, spans)
-
-
-def modulate(y_SD: Tensor, shift: Tensor, scale: Tensor, spans: Sequence[RowSpan]) -> Tensor:
-    """In place, two roundings: y *= 1 + scale, then y += shift; tables are rounded first (1.13)."""
-    for start, stop, row in spans:
-        part = y_SD[start:stop]
-        part.mul_(1 + scale[row].to(y_SD.dtype)).add_(shift[row].to(y_SD.dtype))
-    return y_SD
-
-
-def gated_add(x_SD: Tensor, o_SD: Tensor, gate: Tensor, spans: Sequence[RowSpan]) -> Tensor:
-    """In place on x, one rounding: x += o * gate (1.13)."""
-    for start, stop, row in spans:
-        x_SD[start:stop].addcmul_(o_SD[start:stop], gate[row].to(x_SD.dtype))
-    return x_SD
 
 
 class RefinerBlock(nn.Module):
     """A text block without rotation or AdaLN; the sum is taken into the fresh output."""
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
         self.attn = Attention(cfg, attend, rms_rope)
         self.norm2 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
-        self.mlp = MLP(cfg)
+        self.mlp = MLP(cfg, ops)
 
     def forward(self, x_LD: Tensor) -> Tensor:
         x_LD = self.attn(self.norm1(x_LD), None).add_(x_LD)
@@ -169,10 +157,10 @@ class RefinerBlock(nn.Module):
 class TokenRefiner(nn.Module):
     """Refines the projected text once per request."""
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            RefinerBlock(cfg, attend, rms_rope) for _ in range(cfg.num_refiner_layers)
+            RefinerBlock(cfg, attend, rms_rope, ops) for _ in range(cfg.num_refiner_layers)
         )
         self.final_norm = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
 
@@ -242,19 +230,21 @@ class H3Model(nn.Module):
 
     adaln_t_table: Tensor
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
         super().__init__()
         self.cfg = cfg
         self.video_patch_proj = nn.Linear(cfg.video_channels * PATCH**2, cfg.hidden)
         self.audio_patch_proj = nn.Linear(cfg.audio_channels, cfg.hidden)
         self.condition_proj = nn.Linear(cfg.text_dim, cfg.hidden)
-        self.token_refiner = TokenRefiner(cfg, attend, rms_rope)
+        self.token_refiner = TokenRefiner(cfg, attend, rms_rope, ops)
         self.rope = Rope(cfg)
         if cfg.pruned:
             self.register_buffer("adaln_t_table", torch.empty(cfg.curve_grid, cfg.time_dim))
         else:
             self.time_embedder = TimeEmbedder(cfg)
-        self.blocks = nn.ModuleList(Block(cfg, attend, rms_rope) for _ in range(cfg.num_layers))
+        self.blocks = nn.ModuleList(
+            Block(cfg, attend, rms_rope, ops) for _ in range(cfg.num_layers)
+        )
         self.final_layer = FinalLayer(cfg)
 
     @property

@@ -49,6 +49,7 @@ from runtime.h3.text import TextEncoder
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
 from runtime.kernels.attention import attention_backend, load_attention
+from runtime.kernels.elementwise import elementwise_backend
 from runtime.kernels.linear import linear_backend
 from runtime.machine import driver
 from runtime.media.frames import write_frames
@@ -450,6 +451,7 @@ class Pipeline:
             "mode": self.mode,
             "attention": attention_backend(plan.attention).route(device),
             "rms_rope": plan.rms_rope,
+            "elementwise": elementwise_backend(plan.elementwise).route(device),
         }
         for name in (plan.nvfp4, plan.fp8, plan.int8):
             backend = linear_backend(name)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.elementwise.triton import load_kernels
 from runtime.kernels.unavailable import Unavailable
 
 # (q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps) -> None: in place, views of one buffer
@@ -21,6 +22,7 @@ RmsRope = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], None]
 RMS_ROPES = {  # name -> what it needs
     "eager": "any device",
     "kitchen": "a CUDA GPU that comfy-kitchen's CUDA backend supports",
+    "triton": "a CUDA GPU and Triton, which comes with PyTorch for CUDA",
 }
 
 
@@ -60,13 +62,28 @@ def _rms_rope_kitchen(
         )
 
 
-def load_rms_rope(name: str, device: torch.device) -> RmsRope:
-    """The form of that name: "eager" anywhere, "kitchen" on CUDA (fp32 inside, one rounding).
+def _triton(device: torch.device) -> RmsRope:
+    kernels = load_kernels("triton", device)
 
-    ValueError lists the known names; Unavailable says why kitchen's kernel cannot run.
+    def rms_rope(
+        q_SHd: Tensor, k_SHd: Tensor, table: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
+    ) -> None:
+        kernels.rms_rope(q_SHd, table, q_weight, eps)
+        kernels.rms_rope(k_SHd, table, k_weight, eps)
+
+    return rms_rope
+
+
+def load_rms_rope(name: str, device: torch.device) -> RmsRope:
+    """The form of that name: "eager" anywhere, "kitchen" on CUDA (fp32 inside, one rounding),
+    "triton" on CUDA with eager's roundings.
+
+    ValueError lists the known names; Unavailable says why a kernel cannot run.
     """
     if name == "eager":
         return rms_rope_eager
+    if name == "triton":
+        return _triton(device)
     if name != "kitchen":
         raise ValueError(f"rms_rope must be one of {', '.join(RMS_ROPES)}, got {name!r}")
     if device.type != "cuda":

@@ -53,6 +53,7 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         name=plan.name,
         attention=plan.attention,
         rms_rope=plan.rms_rope,
+        elementwise=plan.elementwise,
         island_rounding=plan.island_rounding,
     )
 
@@ -81,6 +82,7 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
             _setting("dtype", plan.dtype, "golden"),
             _setting("attention", plan.attention, by),
             _setting("rms_rope", plan.rms_rope, by),
+            _setting("elementwise", plan.elementwise, by),
             *(_setting(field, getattr(plan, field), "golden") for field in _fields(checkpoint)),
         ]
         if checkpoint.quantised:
@@ -88,7 +90,15 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
         dtype = _vae_dtype(golden.header["vae_dtype"]["video"])
         found.append(_setting("video_vae", f"{dtype}, sdpa", "golden"))
     if golden.kind == "capture" and setup.plan:
-        fields = ("dtype", "attention", "rms_rope", "island_rounding", *FORMATS, "video_vae_dtype")
+        fields = (
+            "dtype",
+            "attention",
+            "rms_rope",
+            "elementwise",
+            "island_rounding",
+            *FORMATS,
+            "video_vae_dtype",
+        )
         found += [_setting(field, getattr(setup.plan, field), "plan") for field in fields]
     if golden.kind in VAE_KINDS:
         found.append(_setting("attention", vae_attention(golden, setup), by))

@@ -21,6 +21,7 @@ from runtime.h3.model import Block, RowSpan
 from runtime.h3.text_layers import LanguageConfig, Layer
 from runtime.h3.text_vision import VisionConfig, VisionTower
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
+from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.fused import rms_rope_eager
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
 from tests.unit.full_size import write_set
@@ -104,7 +105,7 @@ def _block() -> Block:
         frequency_dim=0,
     )
     with META:
-        return Block(config, attend, rms_rope_eager).to(torch.bfloat16)
+        return Block(config, attend, rms_rope_eager, Eager()).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("rows", [500, 20_000])

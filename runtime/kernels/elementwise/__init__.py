@@ -1,0 +1,28 @@
+"""Elementwise steps of the denoiser by name; a new form is one file with `BACKEND` and a word here.
+
+S rows, D hidden, F hidden of the MLP, T rows of an AdaLN table.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from runtime.kernels.elementwise.base import Elementwise, ElementwiseBackend, Span
+
+__all__ = ["BACKENDS", "Elementwise", "ElementwiseBackend", "Span", "elementwise_backend", "load"]
+
+BACKENDS = ("eager", "triton")
+
+
+def elementwise_backend(name: str) -> ElementwiseBackend:
+    """The backend of that name; ValueError lists the known ones."""
+    if name not in BACKENDS:
+        raise ValueError(f"elementwise must be one of {', '.join(BACKENDS)}, got {name!r}")
+    return importlib.import_module(f"runtime.kernels.elementwise.{name}").BACKEND
+
+
+def load(name: str, device: torch.device) -> Elementwise:
+    """The named steps for tensors of `device`; Unavailable says why they cannot run there."""
+    return elementwise_backend(name).load(device)

@@ -1,0 +1,48 @@
+"""What a form of the elementwise steps offers; the eager form is the reference of the rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Span = tuple[int, int, int]  # rows [start, stop) use row `row` of an AdaLN table
+
+
+class Elementwise(Protocol):
+    """The steps between the products of a block (contract 1.13 to 1.15), compute dtype throughout.
+
+    Tables are [T, D], fp32 or compute dtype; they are rounded to the compute dtype first.
+    """
+
+    def norm_modulate(
+        self,
+        norm: nn.RMSNorm,
+        x_SD: Tensor,
+        shift_TD: Tensor,
+        scale_TD: Tensor,
+        spans: Sequence[Span],
+    ) -> Tensor:
+        """`norm`, then times 1 + scale, then plus shift, each rounded; a new tensor."""
+
+    def gated_add(
+        self, x_SD: Tensor, o_SD: Tensor, gate_TD: Tensor, spans: Sequence[Span]
+    ) -> Tensor:
+        """x += o * gate in place with one rounding; returns x."""
+
+    def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
+        """silu of the first half, rounded, times the second: [S, F]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementwiseBackend:
+    """A form by name. `load` raises Unavailable where it cannot run; `route` says what runs."""
+
+    name: str
+    load: Callable[[torch.device], Elementwise]
+    route: Callable[[torch.device], str]
+    requirement: str = "any device"
+    package: str = "torch"

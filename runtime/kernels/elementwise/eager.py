@@ -1,0 +1,48 @@
+"""PyTorch operation by operation: the rounding order of contract 1.13 and 1.15, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.kernels.elementwise.base import ElementwiseBackend, Span
+
+
+class Eager:
+    """Operand order, in-place updates and views are part of the model: parity before tidying."""
+
+    def norm_modulate(
+        self,
+        norm: nn.RMSNorm,
+        x_SD: Tensor,
+        shift_TD: Tensor,
+        scale_TD: Tensor,
+        spans: Sequence[Span],
+    ) -> Tensor:
+        """Two roundings after the norm's: y *= 1 + scale, then y += shift."""
+        y_SD: Tensor = norm(x_SD)  # called as a module: parity taps it
+        for start, stop, row in spans:
+            part = y_SD[start:stop]
+            part.mul_(1 + scale_TD[row].to(y_SD.dtype)).add_(shift_TD[row].to(y_SD.dtype))
+        return y_SD
+
+    def gated_add(
+        self, x_SD: Tensor, o_SD: Tensor, gate_TD: Tensor, spans: Sequence[Span]
+    ) -> Tensor:
+        """One rounding: addcmul in place on x."""
+        for start, stop, row in spans:
+            x_SD[start:stop].addcmul_(o_SD[start:stop], gate_TD[row].to(x_SD.dtype))
+        return x_SD
+
+    def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
+        """silu is rounded before the product."""
+        gate, up = gate_up_S2F.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+BACKEND = ElementwiseBackend(
+    name="eager", load=lambda device: Eager(), route=lambda device: f"torch {torch.__version__}"
+)

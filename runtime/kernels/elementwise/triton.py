@@ -1,0 +1,91 @@
+"""One kernel per step: every value is read and written once, with the eager form's roundings.
+
+The result differs from the eager form's only where a sum of squares, added in another order, lands
+on the neighbouring fp32 number: a few bf16 values in a million (docs/experiments.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.kernels.elementwise.base import ElementwiseBackend, Span
+from runtime.kernels.unavailable import Unavailable
+
+
+class Triton:
+    """The row of the table that each packed row uses is laid out once per set of spans."""
+
+    def __init__(self, kernels: Any, device: torch.device) -> None:
+        self._kernels = kernels
+        self._device = device
+        self._spans: tuple[Span, ...] = ()
+        self._rows_S = torch.empty(0, dtype=torch.int32, device=device)
+
+    def norm_modulate(
+        self,
+        norm: nn.RMSNorm,
+        x_SD: Tensor,
+        shift_TD: Tensor,
+        scale_TD: Tensor,
+        spans: Sequence[Span],
+    ) -> Tensor:
+        """As the eager form."""
+        rows_S = self._rows(spans)
+        result: Tensor = self._kernels.norm_modulate(
+            x_SD, norm.weight, norm.eps, shift_TD, scale_TD, rows_S
+        )
+        return result
+
+    def gated_add(
+        self, x_SD: Tensor, o_SD: Tensor, gate_TD: Tensor, spans: Sequence[Span]
+    ) -> Tensor:
+        """As the eager form, in place on x."""
+        self._kernels.gated_add(x_SD, o_SD, gate_TD, self._rows(spans))
+        return x_SD
+
+    def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
+        """As the eager form."""
+        result: Tensor = self._kernels.swiglu(gate_up_S2F)
+        return result
+
+    def _rows(self, spans: Sequence[Span]) -> Tensor:
+        key = tuple(spans)
+        if key != self._spans:
+            rows_S = torch.empty(key[-1][1], dtype=torch.int32)
+            for start, stop, row in key:
+                rows_S[start:stop] = row
+            self._spans, self._rows_S = key, rows_S.to(self._device)
+        return self._rows_S
+
+
+def _load(device: torch.device) -> Triton:
+    return Triton(load_kernels("triton", device), device)
+
+
+def load_kernels(name: str, device: torch.device) -> Any:
+    """The module of kernels; Unavailable(name, reason) where Triton cannot run."""
+    if device.type != "cuda":
+        raise Unavailable(name, f"its kernels need a CUDA device, got {device}")
+    try:
+        return importlib.import_module("runtime.kernels.triton_kernels")
+    except ImportError as error:
+        raise Unavailable(name, f"Triton cannot be imported ({error})") from error
+
+
+def _route(device: torch.device) -> str:
+    version = importlib.import_module("triton").__version__
+    return f"triton {version}, torch {torch.__version__}"
+
+
+BACKEND = ElementwiseBackend(
+    name="triton",
+    load=_load,
+    route=_route,
+    requirement="a CUDA GPU and Triton, which comes with PyTorch for CUDA",
+    package="triton",
+)
