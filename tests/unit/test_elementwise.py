@@ -1,0 +1,49 @@
+"""Elementwise steps by name: what is refused, and that the eager form keeps ComfyUI's aliasing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.kernels.elementwise import BACKENDS, elementwise_backend, load
+from runtime.kernels.elementwise.eager import Eager
+from runtime.kernels.fused import load_rms_rope
+from runtime.kernels.unavailable import Unavailable
+from runtime.messages import Plan
+from tests.denoiser_parts import demo_plan
+
+CPU = torch.device("cpu")
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="elementwise must be one of eager, triton, got 'fast'"):
+        load("fast", CPU)
+
+
+def test_triton_is_refused_on_a_cpu_with_the_reason() -> None:
+    with pytest.raises(Unavailable, match="its kernels need a CUDA device, got cpu"):
+        load("triton", CPU)
+    with pytest.raises(Unavailable, match="its kernels need a CUDA device, got cpu"):
+        load_rms_rope("triton", CPU)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_says_what_it_needs(name: str) -> None:
+    backend = elementwise_backend(name)
+    assert backend.name == name and backend.requirement
+
+
+def test_a_plan_names_its_form_and_refuses_another() -> None:
+    with pytest.raises(ValueError, match="plan field elementwise must be one of eager, triton"):
+        Plan(name="x", models=demo_plan().models, elementwise="fused")
+
+
+def test_the_norm_is_a_new_tensor_and_the_sum_is_in_place() -> None:
+    torch.manual_seed(0)
+    x, o = torch.randn(6, 8), torch.randn(6, 8)
+    tables = torch.randn(2, 8)
+    before = x.clone()
+    y = Eager().norm_modulate(nn.RMSNorm(8), x, tables, tables, [(0, 6, 1)])
+    assert torch.equal(x, before) and y.data_ptr() != x.data_ptr()
+    assert Eager().gated_add(x, o, tables, [(0, 6, 0)]).data_ptr() == x.data_ptr()
