@@ -82,7 +82,7 @@ def unavailable(found: dict[str, Any] | None, plan: dict[str, Any]) -> tuple[str
     """
     said = []
     place = "cuda:0" if plan["device"] == "cuda" else "cpu"
-    for section in ("attention", "rms_rope"):
+    for section in ("attention", "elementwise"):
         for backend in (found or {}).get(section, ()):
             for support in backend["devices"]:
                 asked = backend["name"] == plan[section] and support["device"] == place

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from runtime.messages import Plan
 
-Choice = Literal["attention", "linear", "rms_rope", ""]
+Choice = Literal["attention", "linear", "elementwise", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,14 @@ _FIELDS: tuple[_Row, ...] = (
     ("nvfp4", "NVFP4 layers", (), "linear", "choice", "How layers stored as NVFP4 are computed."),
     ("fp8", "FP8 layers", (), "linear", "choice", "How layers stored as FP8 are computed."),
     ("int8", "INT8 layers", (), "linear", "choice", "How layers stored as INT8 are computed."),
-    ("rms_rope", "q/k norm and rotation", (), "rms_rope", "choice", "Step by step or in one go."),
+    (
+        "elementwise",
+        "Elementwise steps",
+        (),
+        "elementwise",
+        "choice",
+        "Norms, rotation, SwiGLU, sums.",
+    ),
     (
         "island_rounding",
         "Island rounding",

@@ -23,7 +23,7 @@ from app.telemetry import Telemetry
 from app.validated import Validated, known
 from runtime.messages import Plan, Ref2VARequest
 
-SECTIONS = ("attention", "linear", "rms_rope")
+SECTIONS = ("attention", "linear", "elementwise")
 _LOADED = ("ready", "busy")  # "loading" holds memory too
 
 

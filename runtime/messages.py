@@ -141,9 +141,9 @@ class Plan:
     nvfp4: str = "nvfp4_dequant"  # names of runtime/kernels/linear backends, one per stored format
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
-    # q/k norm and rotation: eager and triton round every step, kitchen once
-    rms_rope: str = "eager"
-    elementwise: str = "eager"  # norm with AdaLN, gated sum, SwiGLU: same roundings in both
+    # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every step,
+    # kitchen rounds the rotation once
+    elementwise: str = "eager"
     island_rounding: str = "comfy"  # comfy: any quant marker rounds fp32 islands to dtype | keep
     video_vae_dtype: str = "fp16"
     vae_blend: str = "raw_tails"  # spatial tile blending of ComfyUI 0.33
@@ -155,8 +155,7 @@ class Plan:
         allowed = {
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
-            "rms_rope": ("eager", "kitchen", "triton"),
-            "elementwise": ("eager", "triton"),
+            "elementwise": ("eager", "kitchen", "triton"),
             "island_rounding": ("comfy", "keep"),
             "video_vae_dtype": ("fp16", "fp32"),
             "vae_blend": ("raw_tails",),

@@ -1,6 +1,6 @@
 """`python -m runtime.probe`: one JSON of what this machine can run, each backend really tried.
 
-Keys: machine, devices, attention, linear, rms_rope (lists of runtime.probes.base.Backend), kitchen
+Keys: machine, devices, attention, linear, elementwise (lists of runtime.probes.base.Backend), kitchen
 (comfy-kitchen's own backends), layouts, problems (sentences: what could not be asked at all).
 It needs the GPUs for some seconds and ends: the console runs it as a child.
 """
@@ -19,7 +19,7 @@ import torch
 from runtime.machine import Device, devices, machine
 from runtime.probes.base import Backend, reason_of, version_of
 
-SECTIONS = ("attention", "linear", "rms_rope")
+SECTIONS = ("attention", "linear", "elementwise")
 LAYOUTS = (1, 2, 4, 6, 8)  # GPUs
 
 

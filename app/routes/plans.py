@@ -46,7 +46,7 @@ class PlanJson(_Strict):
     nvfp4: str | None = None
     fp8: str | None = None
     int8: str | None = None
-    rms_rope: str | None = None
+    elementwise: str | None = None
     island_rounding: str | None = None
     video_vae_dtype: str | None = None
     vae_blend: str | None = None

@@ -1,7 +1,7 @@
 // The left side of Backends: machine, layouts, and a card per backend with what is known of it.
 function backendsView(root, fail) {
   const q = (s) => root.querySelector(s);
-  const SECTIONS = { attention: 'Attention', linear: 'Linear layers', rms_rope: 'q/k norm and rotation' };
+  const SECTIONS = { attention: 'Attention', linear: 'Linear layers', elementwise: 'Elementwise steps' };
   const FORMATS = { nvfp4: 'NVFP4', fp8: 'FP8', int8: 'INT8' };
 
   function pair(list, name, value) {

@@ -27,7 +27,7 @@ from runtime.h3.model import (
 )
 from runtime.h3.packing import BlockShape, KeyframeShape, PackedLayout, TargetShape, pack
 from runtime.h3.schedule import MIN_SIGMA, map_sigma
-from runtime.kernels.fused import rope_table
+from runtime.kernels.rope import rope_table
 from runtime.nonfinite import require_finite
 from runtime.solvers import SAMPLERS
 

@@ -13,7 +13,6 @@ from runtime.h3.config import H3Config
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.kernels.attention import load_attention
 from runtime.kernels.elementwise import load as load_elementwise
-from runtime.kernels.fused import load_rms_rope
 from runtime.kernels.linear import linear_builder
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
@@ -38,12 +37,11 @@ def load_denoiser(
     attend = load_attention(plan.attention, device, compute)
     if meter is not None:
         attend = meter.wrap(ATTENTION, attend)
-    rms_rope = load_rms_rope(plan.rms_rope, device)
     ops = load_elementwise(plan.elementwise, device)
     backends = (plan.nvfp4, plan.fp8, plan.int8)
     build_linear = linear_builder(backends, checkpoint.layers, device)
     with torch.device("meta"):
-        model = H3Model(cfg, attend, rms_rope, ops)
+        model = H3Model(cfg, attend, ops)
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     adaln_fp32 = cfg.pruned  # the pruned form's AdaLN is declared fp32; the full form's is not
 

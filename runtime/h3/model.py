@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from runtime.h3.config import NORM_EPS, NUM_MODALITIES, PATCH, H3Config
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.elementwise import Elementwise
-from runtime.kernels.fused import RmsRope
 
 # fp32 weights with fp32 activations whatever the compute dtype (contract 1.4a)
 FP32_ISLANDS = (
@@ -64,7 +63,7 @@ class StepRows:
 class Attention(nn.Module):
     """Full attention over all packed rows; q/k RMSNorm, rotation where a table is given."""
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, ops: Elementwise) -> None:
         super().__init__()
         inner = cfg.num_heads * cfg.head_dim
         self.heads, self.head_dim = cfg.num_heads, cfg.head_dim
@@ -72,7 +71,7 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(cfg.head_dim, eps=NORM_EPS)
         self.k_norm = nn.RMSNorm(cfg.head_dim, eps=NORM_EPS)
         self.out_proj = nn.Linear(inner, cfg.hidden, bias=False)
-        self.attend, self.rms_rope = attend, rms_rope
+        self.attend, self.ops = attend, ops
 
     def forward(self, x_SD: Tensor, rope: Tensor | None) -> Tensor:
         qkv = self.qkv_proj(x_SD)
@@ -80,7 +79,7 @@ class Attention(nn.Module):
         if rope is None:
             q, k = self.q_norm(q), self.k_norm(k)
         else:
-            self.rms_rope(q, k, rope, self.q_norm.weight, self.k_norm.weight, NORM_EPS)
+            self.ops.rms_rope(q, k, rope, self.q_norm.weight, self.k_norm.weight, NORM_EPS)
         # A strided V overflows the kernels' int32 index past 99,864 rows (R01): copy it out.
         v = v.clone()
         out = self.attend(*(t[None].transpose(1, 2) for t in (q, k, v)))
@@ -119,10 +118,10 @@ class AdaLN(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and MLP, modulated per row span in the rounding order of contract 1.13."""
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, ops: Elementwise) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
-        self.attn = Attention(cfg, attend, rms_rope)
+        self.attn = Attention(cfg, attend, ops)
         self.norm2 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
         self.mlp = MLP(cfg, ops)
         self.adaln_proj = AdaLN(cfg, 6, NUM_MODALITIES)
@@ -142,10 +141,10 @@ class Block(nn.Module):
 class RefinerBlock(nn.Module):
     """A text block without rotation or AdaLN; the sum is taken into the fresh output."""
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, ops: Elementwise) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
-        self.attn = Attention(cfg, attend, rms_rope)
+        self.attn = Attention(cfg, attend, ops)
         self.norm2 = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
         self.mlp = MLP(cfg, ops)
 
@@ -157,10 +156,10 @@ class RefinerBlock(nn.Module):
 class TokenRefiner(nn.Module):
     """Refines the projected text once per request."""
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, ops: Elementwise) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            RefinerBlock(cfg, attend, rms_rope, ops) for _ in range(cfg.num_refiner_layers)
+            RefinerBlock(cfg, attend, ops) for _ in range(cfg.num_refiner_layers)
         )
         self.final_norm = nn.RMSNorm(cfg.hidden, eps=NORM_EPS)
 
@@ -230,21 +229,19 @@ class H3Model(nn.Module):
 
     adaln_t_table: Tensor
 
-    def __init__(self, cfg: H3Config, attend: Attend, rms_rope: RmsRope, ops: Elementwise) -> None:
+    def __init__(self, cfg: H3Config, attend: Attend, ops: Elementwise) -> None:
         super().__init__()
         self.cfg = cfg
         self.video_patch_proj = nn.Linear(cfg.video_channels * PATCH**2, cfg.hidden)
         self.audio_patch_proj = nn.Linear(cfg.audio_channels, cfg.hidden)
         self.condition_proj = nn.Linear(cfg.text_dim, cfg.hidden)
-        self.token_refiner = TokenRefiner(cfg, attend, rms_rope, ops)
+        self.token_refiner = TokenRefiner(cfg, attend, ops)
         self.rope = Rope(cfg)
         if cfg.pruned:
             self.register_buffer("adaln_t_table", torch.empty(cfg.curve_grid, cfg.time_dim))
         else:
             self.time_embedder = TimeEmbedder(cfg)
-        self.blocks = nn.ModuleList(
-            Block(cfg, attend, rms_rope, ops) for _ in range(cfg.num_layers)
-        )
+        self.blocks = nn.ModuleList(Block(cfg, attend, ops) for _ in range(cfg.num_layers))
         self.final_layer = FinalLayer(cfg)
 
     @property

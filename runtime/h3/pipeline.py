@@ -450,7 +450,6 @@ class Pipeline:
             "video VAE dtype": plan.video_vae_dtype,
             "mode": self.mode,
             "attention": attention_backend(plan.attention).route(device),
-            "rms_rope": plan.rms_rope,
             "elementwise": elementwise_backend(plan.elementwise).route(device),
         }
         for name in (plan.nvfp4, plan.fp8, plan.int8):

@@ -52,7 +52,6 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         own,
         name=plan.name,
         attention=plan.attention,
-        rms_rope=plan.rms_rope,
         elementwise=plan.elementwise,
         island_rounding=plan.island_rounding,
     )
@@ -81,7 +80,6 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
         found += [
             _setting("dtype", plan.dtype, "golden"),
             _setting("attention", plan.attention, by),
-            _setting("rms_rope", plan.rms_rope, by),
             _setting("elementwise", plan.elementwise, by),
             *(_setting(field, getattr(plan, field), "golden") for field in _fields(checkpoint)),
         ]
@@ -93,7 +91,6 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
         fields = (
             "dtype",
             "attention",
-            "rms_rope",
             "elementwise",
             "island_rounding",
             *FORMATS,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from runtime.kernels.elementwise import load
 from runtime.kernels.elementwise.base import Span
-from runtime.kernels.fused import load_rms_rope, rms_rope_eager, rope_table
+from runtime.kernels.rope import rope_table
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -74,13 +74,13 @@ def test_norm_and_rotation_write_into_the_qkv_buffer() -> None:
     table = rope_table(torch.randn(ROWS, PAIRS, device=CUDA) * 50, BF16)
     weights = normal(HEAD, scale=0.1) + 1, normal(HEAD, scale=0.1) + 1
 
-    def rotated(run: object) -> Tensor:
+    def rotated(name: str) -> Tensor:
         buffer = qkv.clone()
         q, k, _ = (t.unflatten(-1, (HEADS, HEAD)) for t in buffer.chunk(3, dim=-1))
-        run(q, k, table, *weights, 1e-5)  # type: ignore[operator]
+        load(name, CUDA).rms_rope(q, k, table, *weights, 1e-5)
         return buffer
 
-    want, got = rotated(rms_rope_eager), rotated(load_rms_rope("triton", CUDA))
+    want, got = rotated("eager"), rotated("triton")
     assert torch.equal(got[:, 2 * HEADS * HEAD :], qkv[:, 2 * HEADS * HEAD :])
     assert moved(got, want) < MOST
 

@@ -52,7 +52,7 @@ def golden(case: str) -> Path:
         ),
         ("unit_pruned_fp32", {"attention": "sdpa_cudnn"}, "backend 'sdpa_cudnn' cannot run here"),
         ("vae_decode_tlat1_32x48", {"attention": "sage2"}, "backend 'sage2' cannot run here"),
-        ("unit_pruned_fp32", {"rms_rope": "kitchen"}, "cannot run here"),
+        ("unit_pruned_fp32", {"elementwise": "kitchen"}, "cannot run here"),
     ],
 )
 def test_what_contradicts_the_golden_or_cannot_run_is_unsupported_with_its_reason(

@@ -8,7 +8,6 @@ from torch import nn
 
 from runtime.kernels.elementwise import BACKENDS, elementwise_backend, load
 from runtime.kernels.elementwise.eager import Eager
-from runtime.kernels.fused import load_rms_rope
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from tests.denoiser_parts import demo_plan
@@ -17,15 +16,20 @@ CPU = torch.device("cpu")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="elementwise must be one of eager, triton, got 'fast'"):
+    with pytest.raises(
+        ValueError, match="elementwise must be one of eager, kitchen, triton, got 'fast'"
+    ):
         load("fast", CPU)
 
 
 def test_triton_is_refused_on_a_cpu_with_the_reason() -> None:
     with pytest.raises(Unavailable, match="its kernels need a CUDA device, got cpu"):
         load("triton", CPU)
-    with pytest.raises(Unavailable, match="its kernels need a CUDA device, got cpu"):
-        load_rms_rope("triton", CPU)
+
+
+def test_kitchen_is_refused_on_a_cpu_with_the_reason() -> None:
+    with pytest.raises(Unavailable, match="its kernel needs a CUDA device, got cpu"):
+        load("kitchen", CPU)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -35,7 +39,9 @@ def test_every_backend_says_what_it_needs(name: str) -> None:
 
 
 def test_a_plan_names_its_form_and_refuses_another() -> None:
-    with pytest.raises(ValueError, match="plan field elementwise must be one of eager, triton"):
+    with pytest.raises(
+        ValueError, match="plan field elementwise must be one of eager, kitchen, triton"
+    ):
         Plan(name="x", models=demo_plan().models, elementwise="fused")
 
 

@@ -28,7 +28,7 @@ from runtime.h3.model import (
 )
 from runtime.h3.schedule import audio_sigma
 from runtime.kernels.elementwise.eager import Eager
-from runtime.kernels.fused import rms_rope_eager, rope_table
+from runtime.kernels.rope import rope_table
 from tests.denoiser_parts import CPU, TARGET, conditioning, demo_plan, denoiser, normal, side
 
 BF16 = torch.bfloat16
@@ -105,7 +105,7 @@ def test_rope_rounds_every_product_and_sum() -> None:
     x, weight = normal(9, 2, 128).to(BF16), (normal(128) * 0.1 + 1).to(BF16)
     angles = normal(9, 48)
     q, k = x.clone(), x.clone()
-    rms_rope_eager(q, k, rope_table(angles, BF16), weight, weight, 1e-5)
+    Eager().rms_rope(q, k, rope_table(angles, BF16), weight, weight, 1e-5)
     y = torch.nn.functional.rms_norm(x, (128,), weight, 1e-5)
     want = y.clone()
     for row, head, i in itertools.product(range(9), range(2), range(48)):
@@ -217,9 +217,9 @@ def test_attention_gets_its_own_copy_of_v_so_no_index_passes_int32() -> None:
 
     cfg = H3Config.from_checkpoint(random_checkpoint("dit", size="tiny", format="full_bf16"))
     with torch.no_grad():
-        Attention(cfg, attend, rms_rope_eager)(normal(5, cfg.hidden), None)
+        Attention(cfg, attend, Eager())(normal(5, cfg.hidden), None)
         table = rope_table(normal(5, 48), torch.float32)
-        Attention(cfg, attend, rms_rope_eager)(normal(5, cfg.hidden), table)
+        Attention(cfg, attend, Eager())(normal(5, cfg.hidden), table)
     for q, k, v in (seen[:3], seen[3:]):
         assert v.transpose(1, 2).is_contiguous()
         assert v.untyped_storage().nbytes() == v.numel() * v.element_size()

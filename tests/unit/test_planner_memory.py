@@ -22,7 +22,6 @@ from runtime.h3.text_layers import LanguageConfig, Layer
 from runtime.h3.text_vision import VisionConfig, VisionTower
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
 from runtime.kernels.elementwise.eager import Eager
-from runtime.kernels.fused import rms_rope_eager
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
 from tests.unit.full_size import write_set
 from tests.unit.live_bytes import peak_bytes
@@ -105,7 +104,7 @@ def _block() -> Block:
         frequency_dim=0,
     )
     with META:
-        return Block(config, attend, rms_rope_eager, Eager()).to(torch.bfloat16)
+        return Block(config, attend, Eager()).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("rows", [500, 20_000])

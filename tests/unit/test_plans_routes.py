@@ -21,7 +21,7 @@ from app.errors import Refused
 from app.machine import Gpu, Machine
 from app.routes import jobs, plans
 from runtime.kernels.attention import BACKENDS as ATTENTION
-from runtime.kernels.fused import RMS_ROPES
+from runtime.kernels.elementwise import BACKENDS as ELEMENTWISE
 from runtime.kernels.linear import BACKENDS as LINEAR
 from runtime.messages import Plan
 from tests import fakes
@@ -43,7 +43,7 @@ def found() -> dict[str, Any]:
         "devices": [{"device": "cpu", "name": "Test"}],
         "attention": [backend("sdpa", "attention", True), backend("sage2", "attention", False)],
         "linear": [backend("nvfp4_dequant", "nvfp4", True)],
-        "rms_rope": [backend("eager", "rms_rope", True)],
+        "elementwise": [backend("eager", "elementwise", True)],
         "layouts": [],
         "problems": [],
     }
@@ -238,7 +238,7 @@ def test_a_backend_that_the_probe_refuses_is_a_reason_to_stop(console: Console) 
 
 def test_every_backend_of_the_runtime_is_described_and_no_other() -> None:
     described = set(validated.table()["backend"])
-    assert described == {*ATTENTION, *LINEAR, *RMS_ROPES}
+    assert described == {*ATTENTION, *LINEAR, *ELEMENTWISE}
     named = {name for row in validated.table()["validated"] for name in row["backends"]}
     assert named == described
 

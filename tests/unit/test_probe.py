@@ -17,7 +17,7 @@ from torch import Tensor
 from runtime import probe as module
 from runtime.kernels import attention, linear
 from runtime.kernels.attention import AttentionBackend
-from runtime.kernels.fused import RMS_ROPES
+from runtime.kernels.elementwise import BACKENDS as ELEMENTWISE
 from runtime.kernels.unavailable import Unavailable
 from runtime.machine import Device, machine
 from runtime.probes import attention as attention_probe
@@ -49,7 +49,7 @@ def test_every_backend_is_told_with_what_a_plan_and_a_person_need() -> None:
     assert names == {
         "attention": list(attention.BACKENDS),
         "linear": list(linear.BACKENDS),
-        "rms_rope": list(RMS_ROPES),
+        "elementwise": list(ELEMENTWISE),
     }
     assert told["problems"] == [] and [d["device"] for d in told["devices"]] == ["cpu"]
     for kind in module.SECTIONS:
@@ -65,7 +65,7 @@ def test_every_backend_is_told_with_what_a_plan_and_a_person_need() -> None:
 def test_a_broken_comfy_kitchen_takes_its_own_sections_only(tmp_path: Path) -> None:
     (tmp_path / "comfy_kitchen.py").write_text("print('hello')\nraise OSError('libcuda: damaged')")
     told = run(tmp_path)
-    assert told["linear"] == [] and told["rms_rope"] == []
+    assert told["linear"] == [] and told["elementwise"] == []
     assert [backend["name"] for backend in told["attention"]] == list(attention.BACKENDS)
     assert told["attention"][0]["devices"][0]["available"]
     assert len(told["problems"]) == 3

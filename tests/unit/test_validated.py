@@ -54,7 +54,7 @@ class Past:
 
     def run(self, device: str = "cpu", **resolved: str) -> None:
         record = {
-            "plan": {"attention": "sdpa", "rms_rope": "eager"},
+            "plan": {"attention": "sdpa", "elementwise": "eager"},
             "engine": {"resolved": {"device": device, "attention": "torch SDPA", **resolved}},
         }
         (self._job("generate") / "run.json").write_text(json.dumps(record))

@@ -13,7 +13,7 @@ from runtime.kernels.elementwise.base import Elementwise, ElementwiseBackend, Sp
 
 __all__ = ["BACKENDS", "Elementwise", "ElementwiseBackend", "Span", "elementwise_backend", "load"]
 
-BACKENDS = ("eager", "triton")
+BACKENDS = ("eager", "kitchen", "triton")
 
 
 def elementwise_backend(name: str) -> ElementwiseBackend:

@@ -36,6 +36,20 @@ class Elementwise(Protocol):
     def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
         """silu of the first half, rounded, times the second: [S, F]."""
 
+    def rms_rope(
+        self,
+        q_SHd: Tensor,
+        k_SHd: Tensor,
+        table_1S1R22: Tensor,
+        q_weight_d: Tensor,
+        k_weight_d: Tensor,
+        eps: float,
+    ) -> None:
+        """RMSNorm over the head, then rotation of its first 2R dims; in place, views of one buffer.
+
+        The table holds [[cos, -sin], [sin, cos]] of R pairs, rounded to the compute dtype.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseBackend:

@@ -1,4 +1,4 @@
-"""PyTorch operation by operation: the rounding order of contract 1.13 and 1.15, on any device."""
+"""PyTorch operation by operation: the rounding order of contract 1.13 to 1.15, on any device."""
 
 from __future__ import annotations
 
@@ -41,6 +41,30 @@ class Eager:
         """silu is rounded before the product."""
         gate, up = gate_up_S2F.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def rms_rope(
+        self,
+        q_SHd: Tensor,
+        k_SHd: Tensor,
+        table_1S1R22: Tensor,
+        q_weight_d: Tensor,
+        k_weight_d: Tensor,
+        eps: float,
+    ) -> None:
+        """Every operation rounded (1.14)."""
+        for x_SHd, weight_d in ((q_SHd, q_weight_d), (k_SHd, k_weight_d)):
+            x_SHd.copy_(_rms_rotate(x_SHd, table_1S1R22[0], weight_d, eps))
+
+
+def _rms_rotate(x_SHd: Tensor, table_S1R22: Tensor, weight_d: Tensor, eps: float) -> Tensor:
+    y_SHd = F.rms_norm(x_SHd, (x_SHd.shape[-1],), weight_d, eps)
+    pairs = table_S1R22.shape[2]
+    low, high = y_SHd[..., :pairs], y_SHd[..., pairs : 2 * pairs]
+    cos, minus_sin = table_S1R22[..., 0, 0], table_S1R22[..., 0, 1]
+    sin, cos_again = table_S1R22[..., 1, 0], table_S1R22[..., 1, 1]
+    rotated_low = cos * low + minus_sin * high
+    rotated_high = sin * low + cos_again * high
+    return torch.cat([rotated_low, rotated_high, y_SHd[..., 2 * pairs :]], dim=-1)
 
 
 BACKEND = ElementwiseBackend(

@@ -53,6 +53,19 @@ class Triton:
         result: Tensor = self._kernels.swiglu(gate_up_S2F)
         return result
 
+    def rms_rope(
+        self,
+        q_SHd: Tensor,
+        k_SHd: Tensor,
+        table_1S1R22: Tensor,
+        q_weight_d: Tensor,
+        k_weight_d: Tensor,
+        eps: float,
+    ) -> None:
+        """As the eager form."""
+        self._kernels.rms_rope(q_SHd, table_1S1R22, q_weight_d, eps)
+        self._kernels.rms_rope(k_SHd, table_1S1R22, k_weight_d, eps)
+
     def _rows(self, spans: Sequence[Span]) -> Tensor:
         key = tuple(spans)
         if key != self._spans:
@@ -64,17 +77,13 @@ class Triton:
 
 
 def _load(device: torch.device) -> Triton:
-    return Triton(load_kernels("triton", device), device)
-
-
-def load_kernels(name: str, device: torch.device) -> Any:
-    """The module of kernels; Unavailable(name, reason) where Triton cannot run."""
     if device.type != "cuda":
-        raise Unavailable(name, f"its kernels need a CUDA device, got {device}")
+        raise Unavailable("triton", f"its kernels need a CUDA device, got {device}")
     try:
-        return importlib.import_module("runtime.kernels.triton_kernels")
+        kernels = importlib.import_module("runtime.kernels.elementwise.triton_kernels")
     except ImportError as error:
-        raise Unavailable(name, f"Triton cannot be imported ({error})") from error
+        raise Unavailable("triton", f"Triton cannot be imported ({error})") from error
+    return Triton(kernels, device)
 
 
 def _route(device: torch.device) -> str:
