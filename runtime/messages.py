@@ -141,8 +141,8 @@ class Plan:
     nvfp4: str = "nvfp4_dequant"  # names of runtime/kernels/linear backends, one per stored format
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
-    # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every step,
-    # kitchen rounds the rotation once
+    # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
+    # step, kitchen rounds the rotation once
     elementwise: str = "eager"
     island_rounding: str = "comfy"  # comfy: any quant marker rounds fp32 islands to dtype | keep
     video_vae_dtype: str = "fp16"

@@ -1,8 +1,8 @@
 """Triton's elementwise kernels against the eager form on the same GPU: the same roundings.
 
 Only the sum of squares is added in another order, so a value may land on its bf16 neighbour: at the
-reference shape 2 to 4 in a million did (H200, torch 2.11). 50 in a million is the limit, and no value
-may be further than one neighbour; a lost rounding moves 30 % of them.
+reference shape 2 to 4 in a million did (H200, torch 2.11). 50 in a million is the limit, and no
+value may be further than one neighbour; a lost rounding moves 30 % of them.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ CPU = torch.device("cpu")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match="elementwise must be one of eager, kitchen, triton, got 'fast'"
-    ):
+    with pytest.raises(ValueError, match="must be one of eager, kitchen, triton, got 'fast'"):
         load("fast", CPU)
 
 
@@ -39,9 +37,7 @@ def test_every_backend_says_what_it_needs(name: str) -> None:
 
 
 def test_a_plan_names_its_form_and_refuses_another() -> None:
-    with pytest.raises(
-        ValueError, match="plan field elementwise must be one of eager, kitchen, triton"
-    ):
+    with pytest.raises(ValueError, match="field elementwise must be one of eager, kitchen, triton"):
         Plan(name="x", models=demo_plan().models, elementwise="fused")
 
 

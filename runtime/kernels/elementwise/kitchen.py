@@ -1,4 +1,4 @@
-"""The eager form with comfy-kitchen's CUDA kernel for q/k norm and rotation: fp32 inside, rounded once.
+"""The eager form with comfy-kitchen's CUDA kernel for q/k norm and rotation: one rounding.
 
 ComfyUI on a GPU with CUDA 13 computes the rotation like this (contract 1.14).
 """
