@@ -1,7 +1,7 @@
 """`python -m runtime.probe`: one JSON of what this machine can run, each backend really tried.
 
 Keys: machine, devices, attention, linear, elementwise (lists of runtime.probes.base.Backend),
-kitchen (comfy-kitchen's own backends), layouts, problems (sentences: what could not be asked at all).
+kitchen (comfy-kitchen's own backends), layouts, problems (sentences: what could not be asked).
 It needs the GPUs for some seconds and ends: the console runs it as a child.
 """
 
