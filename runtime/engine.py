@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing as mp
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection, wait
@@ -14,6 +12,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from runtime.families import FAMILIES
+from runtime.lifeline import die_with_parent
 from runtime.messages import (
     Cancel,
     Command,
@@ -28,16 +27,6 @@ from runtime.messages import (
     Result,
 )
 
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when the thread that spawned it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before prctl
-        os._exit(1)
-
 
 def _rank_main(
     plan: Plan, families: Mapping[str, str], rank: int, world: int, pipe: Connection, parent: int
@@ -46,7 +35,7 @@ def _rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _die_with_parent(parent)
+    die_with_parent(parent)
     from runtime.worker import Worker  # torch starts here, in the child
 
     Worker(plan, families, rank, world, pipe).serve()

@@ -5,14 +5,13 @@ Arguments: CPU seconds, bytes of address space (0: unlimited), module, its argum
 
 from __future__ import annotations
 
-import ctypes
+import os
 import resource
 import runpy
-import signal
 import sys
 from collections.abc import Sequence
 
-_PR_SET_PDEATHSIG = 1
+from runtime.lifeline import die_with_parent
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -22,8 +21,7 @@ def main(arguments: Sequence[str]) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     if int(size):
         _limit(resource.RLIMIT_AS, int(size))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(os.getppid())
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

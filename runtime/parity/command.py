@@ -15,9 +15,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.lifeline import die_with_parent
 from runtime.messages import Plan
 from runtime.parity.cpu import pin
-from runtime.parity.events import die_with_parent, emit
+from runtime.parity.events import emit
 from runtime.parity.plans import read_plan
 from runtime.parity.report import (
     CaseResult,

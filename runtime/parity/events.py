@@ -7,25 +7,13 @@ last {"event": "end", "cases", "passed", "bit_equal", "failed", "unsupported", "
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping
-
-_PR_SET_PDEATHSIG = 1
 
 
 def emit(event: str, facts: Mapping[str, object]) -> None:
     """One write to the descriptor itself: lines of several processes never mix."""
     line = json.dumps({"event": event, **facts}, ensure_ascii=False, allow_nan=False)
     os.write(sys.__stdout__.fileno() if sys.__stdout__ else 1, f"{line}\n".encode())
-
-
-def die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when the one that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before prctl
-        os._exit(1)
