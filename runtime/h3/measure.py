@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.h3.packing import BlockShape, TargetShape, pack
+from runtime.h3.packing import BlockShape, pack, target_of
 from runtime.h3.sizes import (
     PIXELS_PER_LATENT,
     SAMPLE_RATE,
-    audio_latents_of_frames,
     audio_latents_of_samples,
     canvas_of_video,
     frames_notes,
@@ -99,16 +98,6 @@ def measure(request: Ref2VARequest, tokenizer: Tokenizer) -> Measure:
         total=_packed(request, max(1, text), found),
         negative=negative,
         most_vision=max((_picture_rows(r) for r in found), default=0),
-    )
-
-
-def target_of(request: Ref2VARequest) -> TargetShape:
-    """The latents that are generated."""
-    return TargetShape(
-        latent_t=latent_frames(request.frames),
-        latent_h=request.height // PIXELS_PER_LATENT,
-        latent_w=request.width // PIXELS_PER_LATENT,
-        audio_t=audio_latents_of_frames(request.frames),
     )
 
 

@@ -13,6 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.h3.sizes import PIXELS_PER_LATENT, audio_latents_of_frames, latent_frames
+from runtime.messages import Ref2VARequest
+
 FRAME_PER_TOKEN = (1, 4, 4, 4, 4)  # video frames that latent frame k covers, cyclic
 FRAME_RESCALE = 5 / 3  # audio latents (40 Hz) per video frame (24 fps)
 GRID_SCALE = 32
@@ -59,6 +62,16 @@ class TargetShape:
     latent_h: int
     latent_w: int
     audio_t: int
+
+
+def target_of(request: Ref2VARequest) -> TargetShape:
+    """The latents that are generated."""
+    return TargetShape(
+        latent_t=latent_frames(request.frames),
+        latent_h=request.height // PIXELS_PER_LATENT,
+        latent_w=request.width // PIXELS_PER_LATENT,
+        audio_t=audio_latents_of_frames(request.frames),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
