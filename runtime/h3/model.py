@@ -30,6 +30,8 @@ FP32_ISLANDS = (
     "rope.inv_freq",
 )
 
+Tables = list[tuple[Tensor, ...]]  # of one step: a tuple per block, the final layer's last
+
 
 class RowSpan(NamedTuple):
     """Rows [start, stop) that share one AdaLN table row (timestep index * 3 + modality)."""
@@ -263,7 +265,7 @@ class H3Model(nn.Module):
         weight = (p - low).unsqueeze(-1)
         return torch.lerp(self.adaln_t_table[low], self.adaln_t_table[low + 1], weight)
 
-    def modulation(self, t_M: Tensor) -> list[tuple[Tensor, ...]]:
+    def modulation(self, t_M: Tensor) -> Tables:
         """All AdaLN tables of one step: one entry per block, the final layer's last."""
         t_emb = self.embed_time(t_M)
         blocks = [block.get_submodule("adaln_proj") for block in self.blocks]
@@ -276,10 +278,8 @@ class H3Model(nn.Module):
         """Target rows [Nv, 96] and [Na, 32] fp32 -> data-ward velocities, fp32, same shapes."""
         tables = self.modulation(rows.times_M)
         x_SD = self.embed(video_rows, audio_rows, inputs)
-        for block, block_tables in zip(self.blocks, tables[:-1], strict=True):
-            x_SD = block(x_SD, block_tables, rows.spans, inputs.rope)
-        (a0, a1, _), (v0, v1, _) = inputs.segments[-2:]  # target audio and video come last
-        return self.final_layer(x_SD[v0:v1], x_SD[a0:a1], tables[-1], rows)
+        x_SD = self.run_blocks(x_SD, tables, rows.spans, inputs.rope)
+        return self.finish(x_SD, inputs, rows, tables)
 
     def embed(self, video_rows: Tensor, audio_rows: Tensor, inputs: PackedInputs) -> Tensor:
         """The packed buffer [S, D]: text copied, each stream projected in fp32 as one matrix."""
@@ -297,6 +297,28 @@ class H3Model(nn.Module):
             x_SD[start:stop] = source[first : first + stop - start]
             taken[stream] = first + stop - start
         return x_SD
+
+    def run_blocks(
+        self,
+        x_SD: Tensor,
+        tables: Tables,
+        spans: Sequence[RowSpan],
+        rope: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        """Blocks [start, stop) of the stack on all packed rows; x_SD is written over."""
+        blocks = list(zip(self.blocks, tables[:-1], strict=True))
+        for block, block_tables in blocks[start:stop]:
+            x_SD = block(x_SD, block_tables, spans, rope)
+        return x_SD
+
+    def finish(
+        self, x_SD: Tensor, inputs: PackedInputs, rows: StepRows, tables: Tables
+    ) -> tuple[Tensor, Tensor]:
+        """The last block's rows -> velocities of the target rows, fp32: video, audio."""
+        (a0, a1, _), (v0, v1, _) = inputs.segments[-2:]  # target audio and video come last
+        return self.final_layer(x_SD[v0:v1], x_SD[a0:a1], tables[-1], rows)
 
 
 def _joined(conditions: Tensor | None, target: Tensor) -> Tensor:
