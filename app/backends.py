@@ -15,6 +15,7 @@ from runtime.media.files import write_json_atomic
 SECONDS = 240.0  # torch's first import on a cold disk, then a trial of every backend per device
 _PACKAGES = ("torch", "comfy-kitchen", "sageattention", "triton")
 _NAME = "backends.json"
+_USED = {"attention": ("attention", "vae_attention"), "elementwise": ("elementwise",)}
 
 
 class Publisher(Protocol):
@@ -78,15 +79,16 @@ class Probe:
 def unavailable(found: dict[str, Any] | None, plan: dict[str, Any]) -> tuple[str, ...]:
     """Sentences: which backends of the plan (as JSON) the probe says cannot run on its device.
 
-    Only attention, q/k norm and rotation are known to be used; linears depend on the files.
+    Only attention and the elementwise steps are known to be used; linears depend on the files.
     """
     said = []
     place = "cuda:0" if plan["device"] == "cuda" else "cpu"
-    for section in ("attention", "elementwise"):
+    for section, named in _USED.items():
+        asked = {plan[field] for field in named}
         for backend in (found or {}).get(section, ()):
             for support in backend["devices"]:
-                asked = backend["name"] == plan[section] and support["device"] == place
-                if asked and not support["available"]:
+                used = backend["name"] in asked and support["device"] == place
+                if used and not support["available"]:
                     said.append(f"{backend['name']} cannot run here: {support['reason']}.")
     return tuple(said)
 

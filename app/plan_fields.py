@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from runtime.messages import Plan
+from runtime.messages import KJ_MODES, Plan
 
 Choice = Literal["attention", "linear", "elementwise", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanField:
-    """values: allowed ones, () for a number or a backend. section: of the probe that lists them."""
+    """values: allowed ones, () for a number or a backend.
+
+    section: of the probe that lists the backends; backends: the field that it lists them under.
+    """
 
     name: str
     title: str
     help: str
     values: tuple[str, ...] = ()
     section: Choice = ""
+    backends: str = ""
     kind: Literal["choice", "whole number", "switch"] = "choice"
     default: Any = None
 
@@ -33,6 +37,7 @@ def plan_fields() -> tuple[PlanField, ...]:
             help=help,
             values=values,
             section=section,
+            backends=_LISTED_AS.get(name, name) if section else "",
             kind=kind,
             default=defaults[name],
         )
@@ -41,6 +46,7 @@ def plan_fields() -> tuple[PlanField, ...]:
 
 
 _Row = tuple[str, str, tuple[str, ...], Choice, Literal["choice", "whole number", "switch"], str]
+_LISTED_AS = {"vae_attention": "attention"}
 _FIELDS: tuple[_Row, ...] = (
     ("device", "Device", ("cuda", "cpu"), "", "choice", "Where the models run."),
     (
@@ -51,7 +57,24 @@ _FIELDS: tuple[_Row, ...] = (
         "choice",
         "Of the denoiser; fp32 takes twice the memory.",
     ),
-    ("attention", "Attention", (), "attention", "choice", "Of the denoiser and the video VAE."),
+    ("attention", "Attention", (), "attention", "choice", "Of the denoiser."),
+    ("vae_attention", "VAE attention", (), "attention", "choice", "Of the video VAE."),
+    (
+        "kj_mode",
+        "KJ Sage mode",
+        KJ_MODES,
+        "",
+        "choice",
+        "Of attention kj: which SageAttention kernel runs; auto as sage2.",
+    ),
+    (
+        "memory",
+        "Activations",
+        ("plain", "low"),
+        "",
+        "choice",
+        "low: given back as soon as they are used, the MLP in groups of rows; less memory.",
+    ),
     ("nvfp4", "NVFP4 layers", (), "linear", "choice", "How layers stored as NVFP4 are computed."),
     ("fp8", "FP8 layers", (), "linear", "choice", "How layers stored as FP8 are computed."),
     ("int8", "INT8 layers", (), "linear", "choice", "How layers stored as INT8 are computed."),

@@ -17,8 +17,8 @@ from app.jobs import JobStore
 from app.parity_runs import REPORT
 
 FILE = presets.FOLDER / "backends.toml"
-FIELDS = ("attention", "nvfp4", "fp8", "int8", "elementwise")  # of a plan, each names a backend
-ALWAYS = ("attention", "elementwise")  # used whatever the files hold
+FIELDS = ("attention", "vae_attention", "nvfp4", "fp8", "int8", "elementwise")  # of a plan, each names a backend
+ALWAYS = ("attention", "vae_attention", "elementwise")  # used whatever the files hold
 PASSED = ("bit-equal", "pass", "info")
 _RECENT = 500  # jobs that are looked at
 _KEPT = 2000  # what they told

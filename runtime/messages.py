@@ -14,6 +14,16 @@ SAMPLERS = ("res_multistep", "euler")
 SCHEDULERS = ("beta", "simple", "normal", "sgm_uniform")
 REF_IMAGE_SIZES = ("match", "max")
 
+KJ_MODES = (
+    "auto",
+    "fp16_cuda",
+    "fp16_triton",
+    "fp8_cuda",
+    "fp8_cuda++",
+    "sageattn3",
+    "sageattn3_per_block_mean",
+)
+
 ReferenceKind = Literal["image", "video", "audio"]
 
 
@@ -137,7 +147,10 @@ class Plan:
     family: str = "h3"
     device: str = "cuda"  # cuda | cpu
     dtype: str = "bf16"  # DiT compute: bf16 | fp32
-    attention: str = "sdpa"
+    attention: str = "sdpa"  # of the denoiser, a name of runtime/kernels/attention
+    vae_attention: str = "sdpa"  # of the video VAE, a name of the same list
+    kj_mode: str = "auto"  # of attention kj: the SageAttention function that it calls
+    memory: str = "plain"  # low: activations given back sooner, heads and MLP rows in groups
     nvfp4: str = "nvfp4_dequant"  # names of runtime/kernels/linear backends, one per stored format
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
@@ -156,6 +169,8 @@ class Plan:
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
             "elementwise": ("eager", "kitchen", "triton"),
+            "kj_mode": KJ_MODES,
+            "memory": ("plain", "low"),
             "island_rounding": ("comfy", "keep"),
             "video_vae_dtype": ("fp16", "fp32"),
             "vae_blend": ("raw_tails",),

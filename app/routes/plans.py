@@ -43,6 +43,9 @@ class PlanJson(_Strict):
     device: str | None = None
     dtype: str | None = None
     attention: str | None = None
+    vae_attention: str | None = None
+    kj_mode: str | None = None
+    memory: str | None = None
     nvfp4: str | None = None
     fp8: str | None = None
     int8: str | None = None

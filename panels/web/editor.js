@@ -36,7 +36,7 @@ function editorView(root) {
   // Allowed values of a field: its own, or the backends of that field; with why one cannot run.
   function choices(field) {
     if (!field.section) return field.values.map((name) => ({ name, reason: '' }));
-    const own = found[field.section].filter((one) => one.field === field.name);
+    const own = found[field.section].filter((one) => one.field === field.backends);
     const place = values.device === 'cuda' ? 'cuda:0' : 'cpu';
     const list = own.map((one) => {
       const there = one.devices.find((d) => d.device === place);

@@ -113,7 +113,7 @@ class Pipeline:
         text = open_checkpoint(files.text_encoder, "text_encoder")
         video = open_checkpoint(files.video_vae, "video_vae")
         audio = open_checkpoint(files.audio_vae, "audio_vae")
-        attend = load_attention(plan.attention, self.device, DTYPES[plan.video_vae_dtype])
+        attend = load_attention(plan.vae_attention, self.device, DTYPES[plan.video_vae_dtype])
         self.tokenizer = Tokenizer(files.tokenizer)
         self.mode = mode_of(read_header(files.dit))
         self.dit_layers = dit.layers
@@ -450,6 +450,7 @@ class Pipeline:
             "video VAE dtype": plan.video_vae_dtype,
             "mode": self.mode,
             "attention": attention_backend(plan.attention).route(device),
+            "vae_attention": attention_backend(plan.vae_attention).route(device),
             "elementwise": elementwise_backend(plan.elementwise).route(device),
         }
         for name in (plan.nvfp4, plan.fp8, plan.int8):

@@ -52,6 +52,8 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         own,
         name=plan.name,
         attention=plan.attention,
+        kj_mode=plan.kj_mode,
+        memory=plan.memory,
         elementwise=plan.elementwise,
         island_rounding=plan.island_rounding,
     )
@@ -67,7 +69,7 @@ def vae_attention(golden: Golden, setup: Setup) -> str:
             f"the golden was captured with the video VAE in {dtype} and plan {setup.plan.name} "
             f"runs it in {setup.plan.video_vae_dtype}"
         )
-    return setup.plan.attention
+    return setup.plan.vae_attention
 
 
 def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting]:
@@ -91,6 +93,7 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
         fields = (
             "dtype",
             "attention",
+            "vae_attention",
             "elementwise",
             "island_rounding",
             *FORMATS,
@@ -98,7 +101,7 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
         )
         found += [_setting(field, getattr(setup.plan, field), "plan") for field in fields]
     if golden.kind in VAE_KINDS:
-        found.append(_setting("attention", vae_attention(golden, setup), by))
+        found.append(_setting("vae_attention", vae_attention(golden, setup), by))
         dtype = _vae_dtype(golden.header["vae_dtype"])
         found.append(_setting("video_vae_dtype", dtype, "golden"))
     return found

@@ -51,7 +51,7 @@ def golden(case: str) -> Path:
             "captured with the video VAE in fp16 and plan cpu runs it in fp32",
         ),
         ("unit_pruned_fp32", {"attention": "sdpa_cudnn"}, "backend 'sdpa_cudnn' cannot run here"),
-        ("vae_decode_tlat1_32x48", {"attention": "sage2"}, "backend 'sage2' cannot run here"),
+        ("vae_decode_tlat1_32x48", {"vae_attention": "sage2"}, "backend 'sage2' cannot run here"),
         ("unit_pruned_fp32", {"elementwise": "kitchen"}, "cannot run here"),
     ],
 )

@@ -490,7 +490,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_attention_that_the_vae_cannot_use_is_refused_before_anything_is_loaded() -> None:
     seen: list[str] = []
-    plan = demo_plan(attention="sage2", video_vae_dtype="fp32", dtype="bf16")
+    plan = demo_plan(vae_attention="sage2", video_vae_dtype="fp32", dtype="bf16")
     with pytest.raises(Unavailable, match="bfloat16 and float16 only"):
         load(plan, progress=lambda part, done, total: seen.append(part))
     assert not seen
