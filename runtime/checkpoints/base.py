@@ -12,7 +12,9 @@ from torch import Tensor
 from runtime.checkpoints.header import CheckpointError
 from runtime.checkpoints.layer import LayerQuant
 
-__all__ = ["Checkpoint", "CheckpointError", "LayerQuant", "PackedWeight"]
+__all__ = ["UNQUANTISED", "Checkpoint", "CheckpointError", "LayerQuant", "PackedWeight"]
+
+UNQUANTISED = "unquantised"  # stands where a stored format is named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

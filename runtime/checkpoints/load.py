@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from runtime.checkpoints.base import Checkpoint, PackedWeight
+from runtime.checkpoints.base import UNQUANTISED, Checkpoint, LayerQuant, PackedWeight
 from runtime.checkpoints.header import CheckpointError
 
 DtypeOf = Callable[[str, torch.dtype], torch.dtype]
@@ -34,6 +34,7 @@ def load_into(
     device: torch.device | str,
     dtype_of: DtypeOf,
     build_linear: BuildLinear,
+    converted: frozenset[str] = frozenset(),
     ignore: frozenset[str] = frozenset(),
     progress: LoadProgress | None = None,
 ) -> LoadReport:
@@ -41,19 +42,53 @@ def load_into(
 
     A quantised layer's submodule is replaced by build_linear(packed, old module); every other
     parameter and persistent buffer becomes tensor(name).to(dtype_of(name, stored dtype)).
+    `converted`: unquantised linears that go to build_linear as well, in dtype_of's dtype.
     `ignore`: tensor names of the file that are left unread. `progress`(bytes done, bytes in all).
     Raises CheckpointError before anything is read when tensors are missing, left over or of a wrong
     shape (contract 1.3, 1.4, 8), and for a tensor that holds NaN or infinity.
     """
     began = time.perf_counter()
     names = [name for name in checkpoint.names() if name not in ignore]
-    by_layer = _layer_names(names, checkpoint.layers)
-    _check(module, checkpoint, names)
+    check_fits(module, checkpoint, names)
+    total = fill(
+        module,
+        checkpoint,
+        names,
+        device=device,
+        dtype_of=dtype_of,
+        build_linear=build_linear,
+        converted=converted,
+        progress=progress,
+    )
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return LoadReport(bytes=total, seconds=time.perf_counter() - began)
+
+
+def fill(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    *,
+    device: torch.device | str,
+    dtype_of: DtypeOf,
+    build_linear: BuildLinear,
+    converted: frozenset[str] = frozenset(),
+    progress: LoadProgress | None = None,
+) -> int:
+    """Load these tensors, as load_into does, of a checkpoint that fits; returns their bytes.
+
+    names: of whole layers. Raises CheckpointError for a tensor that holds NaN or infinity.
+    """
+    by_layer = _layer_names(names, [*checkpoint.layers, *converted])
     total = sum(_nbytes(checkpoint, name) for name in names)
     done = 0
     for unit in _units(names, by_layer):
         if unit in by_layer:
-            packed = checkpoint.packed(unit, device)
+            if unit in converted:
+                packed = _unquantised(checkpoint, unit, by_layer[unit], device, dtype_of)
+            else:
+                packed = checkpoint.packed(unit, device)
             for suffix, tensor in packed.tensors.items():
                 _check_finite(f"{unit}.{suffix}", tensor)
             module.set_submodule(unit, build_linear(packed, module.get_submodule(unit)))
@@ -66,9 +101,28 @@ def load_into(
             done += _nbytes(checkpoint, unit)
         if progress is not None:
             progress(done, total)
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-    return LoadReport(bytes=total, seconds=time.perf_counter() - began)
+    return total
+
+
+def _unquantised(
+    checkpoint: Checkpoint,
+    layer: str,
+    names: Iterable[str],
+    device: torch.device | str,
+    dtype_of: DtypeOf,
+) -> PackedWeight:
+    rows, columns = checkpoint.shape(f"{layer}.weight")
+    return PackedWeight(
+        layer=layer,
+        quant=LayerQuant(format=UNQUANTISED),
+        shape=(rows, columns),
+        tensors={
+            name.rpartition(".")[2]: checkpoint.tensor(name, device).to(
+                dtype_of(name, checkpoint.dtype(name))
+            )
+            for name in names
+        },
+    )
 
 
 def _layer_names(names: Iterable[str], layers: Iterable[str]) -> dict[str, list[str]]:
@@ -89,7 +143,8 @@ def _units(names: Iterable[str], by_layer: dict[str, list[str]]) -> list[str]:
     return list(seen)
 
 
-def _check(module: nn.Module, checkpoint: Checkpoint, names: list[str]) -> None:
+def check_fits(module: nn.Module, checkpoint: Checkpoint, names: Sequence[str]) -> None:
+    """CheckpointError unless these tensors of the checkpoint are the module's, none read."""
     wanted = {name: tuple(t.shape) for name, t in module.state_dict(keep_vars=True).items()}
     found = set(names)
     scales = {

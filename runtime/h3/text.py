@@ -5,7 +5,8 @@ Axes: F frames, H W pixels, L tokens, C residual width, M tokens of one vision b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -183,16 +184,18 @@ class TextEncoder:
         progress: LoadProgress | None = None,
     ) -> None:
         self.device = torch.device(device)
-        ignore = frozenset(name for name in checkpoint.names() if _beyond(name))
         with torch.device("meta"):
             self.modules = _Model(checkpoint, deepstack_layers)
-        self.load: LoadReport = load_into(
+        self.load: LoadReport = self._load(checkpoint, progress)
+
+    def _load(self, checkpoint: Checkpoint, progress: LoadProgress | None) -> LoadReport:
+        return load_into(
             self.modules,
             checkpoint,
             device=self.device,
-            dtype_of=_compute_dtype,
+            dtype_of=compute_dtype,
             build_linear=build_packed,
-            ignore=ignore,
+            ignore=frozenset(checkpoint.names()) - frozenset(used_names(checkpoint)),
             progress=progress,
         )
 
@@ -266,13 +269,18 @@ class TextEncoder:
         tap sees the residual itself, before that addition.
         """
         cos, sin = rope_tables(sequence.positions)
-        for index in layers:
-            _stop_if(cancelled)
-            x = self.modules.model.layers[index](x, cos, sin)
-            tap(f"layer_{index:02d}", x)
-            if index < len(features):
-                x = add_features(x, sequence, features[index])
+        with closing(self._ready(layers)) as ready:
+            for index in ready:
+                _stop_if(cancelled)
+                x = self.modules.model.layers[index](x, cos, sin)
+                tap(f"layer_{index:02d}", x)
+                if index < len(features):
+                    x = add_features(x, sequence, features[index])
         return x
+
+    def _ready(self, layers: range) -> Generator[int]:
+        """The indices in order, each once its layer can run."""
+        yield from layers
 
 
 def add_features(x: Tensor, sequence: Sequence, feature: Tensor) -> Tensor:
@@ -329,15 +337,19 @@ def _vision_config(checkpoint: Checkpoint, out: int, taps: tuple[int, int, int])
     )
 
 
+def used_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """All but the tensors of a full 64-layer file that conditioning leaves out (contract 5.1)."""
+    return tuple(name for name in checkpoint.names() if not _beyond(name))
+
+
 def _beyond(name: str) -> bool:
-    """Tensors of a full 64-layer file that conditioning does not use (contract 5.1)."""
     if name in ("model.norm.weight", "lm_head.weight"):
         return True
     parts = name.split(".")
     return name.startswith("model.layers.") and parts[2].isdigit() and int(parts[2]) >= NUM_LAYERS
 
 
-def _compute_dtype(name: str, stored: torch.dtype) -> torch.dtype:
+def compute_dtype(name: str, stored: torch.dtype) -> torch.dtype:
     """The vision tower is widened once; its position table rounds in the stored dtype (5.4)."""
     widen = name.startswith("visual.") and name != "visual.pos_embed.weight"
     return torch.float32 if widen else stored
