@@ -211,13 +211,13 @@ def _failure(request_id: str, stage: str, error: Exception) -> Failure:
     return Failure(
         request_id=request_id,
         stage=stage,
-        reason=_sentence(error),
+        reason=sentence(error),
         details="".join(traceback.format_exception(error)),
         bad_input=isinstance(error, ValueError) and not isinstance(error, NonFinite),
     )
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """The reason for a person: our own errors speak for themselves, others get their type."""
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""

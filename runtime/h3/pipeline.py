@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.cancel import Cancelled
-from runtime.checkpoints import open_checkpoint
-from runtime.checkpoints.header import CheckpointError, read_header
+from runtime.checkpoints.file import IndexedCheckpoint, open_file
+from runtime.checkpoints.header import CheckpointError
 from runtime.checkpoints.load import LoadReport
 from runtime.checkpoints.modes import mode_of
 from runtime.clock import AUDIO_VAE_DECODE, DENOISE, MUX, VIDEO_VAE_DECODE, StageClock
@@ -35,16 +35,11 @@ from runtime.h3.conditioning import (
 )
 from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
 from runtime.h3.load import DTYPES, load_denoiser
-from runtime.h3.packing import TargetShape
+from runtime.h3.packing import TargetShape, target_of
 from runtime.h3.preview import Previews
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.schedule import sigmas_for
-from runtime.h3.sizes import (
-    PIXELS_PER_LATENT,
-    SAMPLE_RATE,
-    audio_latents_of_frames,
-    latent_frames,
-)
+from runtime.h3.sizes import SAMPLE_RATE
 from runtime.h3.text import TextEncoder
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
@@ -103,19 +98,25 @@ class _Job:
 class Pipeline:
     """Everything resident of one plan on one device."""
 
-    def __init__(self, plan: Plan, progress: LoadProgress) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        progress: LoadProgress,
+        opened: Callable[[Path, str], IndexedCheckpoint] = open_file,
+    ) -> None:
+        """opened: gives the checkpoint of a path and a role; a benchmark's has random weights."""
         self.plan, self.device = plan, torch.device(plan.device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("the plan asks for device cuda, but torch sees no CUDA device")
         started = time.perf_counter()
         files = plan.models
-        dit = open_checkpoint(files.dit, "dit")
-        text = open_checkpoint(files.text_encoder, "text_encoder")
-        video = open_checkpoint(files.video_vae, "video_vae")
-        audio = open_checkpoint(files.audio_vae, "audio_vae")
+        dit = opened(files.dit, "dit")
+        text = opened(files.text_encoder, "text_encoder")
+        video = opened(files.video_vae, "video_vae")
+        audio = opened(files.audio_vae, "audio_vae")
         attend = load_attention(plan.vae_attention, self.device, DTYPES[plan.video_vae_dtype])
         self.tokenizer = Tokenizer(files.tokenizer)
-        self.mode = mode_of(read_header(files.dit))
+        self.mode = mode_of(dit.header)
         self.dit_layers = dit.layers
         self.meter = StepMeter(self.device) if plan.kernel_times else None
         reports: list[LoadReport] = []
@@ -188,12 +189,7 @@ class Pipeline:
         """
         job = _Job(id=request.id, emit=emit, cancelled=cancelled, clock=clock)
         inputs = self._inputs(request, job)
-        target = TargetShape(
-            latent_t=latent_frames(request.frames),
-            latent_h=request.height // PIXELS_PER_LATENT,
-            latent_w=request.width // PIXELS_PER_LATENT,
-            audio_t=audio_latents_of_frames(request.frames),
-        )
+        target = target_of(request)
         with torch.inference_mode():
             positive, negative = self._conditioning(request, inputs, job)
             with _previews(out, job) if preview else nullcontext() as previews:
@@ -219,6 +215,35 @@ class Pipeline:
         with torch.inference_mode():
             self._write_mp4(pair, out, record, job)
         return self._result(out, latents, out.parent, job)
+
+    def denoise(
+        self,
+        request: Ref2VARequest,
+        conditioning: Conditioning,
+        *,
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> Latents:
+        """Sampling alone, under conditioning that was made elsewhere."""
+        job = _Job(id=request.id, emit=emit, cancelled=cancelled, clock=clock)
+        with torch.inference_mode():
+            return self._sample(request, target_of(request), conditioning, None, None, job)
+
+    def play(
+        self,
+        latents: Latents,
+        *,
+        emit: Callable[[Event], None],
+        cancelled: Callable[[], bool],
+        clock: StageClock,
+    ) -> int:
+        """Decoding alone: frames and wave reach the host and are dropped; the number of frames."""
+        job = _Job(id="play", emit=emit, cancelled=cancelled, clock=clock)
+        with torch.inference_mode():
+            count = sum(len(chunk) for chunk in self._frames(latents.video, job))
+            self._wave(latents.audio, job)
+        return count
 
     # ---- the steps of a request
 
