@@ -6,7 +6,7 @@ The sampler works on a flat fp32 pack [1, 1, N] of video then audio, audio in ca
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -137,13 +137,13 @@ class Side:
 
         x and the result have the model's dtype; audio is carried in and out.
         """
-        sigma_v = (sigma * 1000 / 1000).clamp(min=MIN_SIGMA)  # the fp32 round trip is Comfy's
-        sigma_a = map_sigma(sigma_v, self.shifts.video, self.shifts.audio)
+        sigma_v, sigma_a = self._sigmas(sigma)
         scale = self.shifts.audio_scale
         audio = x.audio
         if scale != 1:
             audio = audio * (sigma_a / sigma_v).to(audio.dtype)
-        rows = step_rows(self.inputs.segments, self.text_tags, sigma_v, sigma_a, self.device)
+        rows = step_rows(self.inputs.segments, self.text_tags, sigma_v, sigma_a)
+        self.model.packed_rows.conditioning = self.inputs.segments[-2][0]  # targets come last
         video_rows, audio_rows = self.model(
             patchify(x.video.to(torch.float32)), pack_audio(audio.to(torch.float32)),
             self.inputs, rows,
@@ -159,6 +159,19 @@ class Side:
             v_audio = (1 - scale) * audio + factor * v_audio
         return Latents(video=v_video, audio=v_audio)
 
+    def times(self, sigma: Tensor) -> Tensor:
+        """The distinct times [M] of the evaluation at 0-dim sigma, fp32 on the CPU."""
+        return step_rows(self.inputs.segments, self.text_tags, *self._sigmas(sigma)).times_M
+
+    def build_tables(self, sigmas: Tensor, others: Sequence[Side]) -> None:
+        """AdaLN tables for an evaluation of this side, then of the others, at each sigma."""
+        sides = (self, *others)
+        self.model.tables.plan([side.times(s) for s in sigmas for side in sides], self.model)
+
+    def _sigmas(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        sigma_v = (sigma * 1000 / 1000).clamp(min=MIN_SIGMA)  # the fp32 round trip is Comfy's
+        return sigma_v, map_sigma(sigma_v, self.shifts.video, self.shifts.audio)
+
     def denoised(self, x: Tensor, sigma: Tensor, like: Latents, tap: Tap | None = None) -> Tensor:
         """x - velocity * sigma on the fp32 pack; the model sees x rounded to its dtype."""
         velocity = self.velocity(like.unpack(x.to(self.model.dtype)), sigma, tap)
@@ -170,7 +183,6 @@ def step_rows(
     text_tags: Tensor,
     sigma_v: Tensor,
     sigma_a: Tensor,
-    device: torch.device,
 ) -> StepRows:
     """Distinct times and the AdaLN row of every span (contract 1.8). Sigmas are 0-dim fp32."""
     t_v, t_a = float(1 - sigma_v), float(1 - sigma_a)
@@ -191,7 +203,7 @@ def step_rows(
             spans.append(RowSpan(start, stop, base + tag))
             start = stop
     return StepRows(
-        times_M=torch.tensor(times, dtype=torch.float32, device=device),
+        times_M=torch.tensor(times, dtype=torch.float32),
         spans=tuple(spans),
         video_time=times.index(t_v),
         audio_time=times.index(t_a),
@@ -263,13 +275,21 @@ def sample(
         with timed(step):
             denoised = _guided(positive, negative, cfg, x, sigma, like, step, tap)
         pair = like.unpack(denoised)
-        require_finite(pair.video, stage=f"denoise step {step + 1}", tensor="the video latent")
-        require_finite(pair.audio, stage=f"denoise step {step + 1}", tensor="the audio latent")
+        _require_finite(denoised, pair, step)
         on_step(StepResult(step=step, sigma=float(sigma), x=like.unpack(x), denoised=pair))
         return denoised
 
+    positive.build_tables(sigmas[:-1], [] if negative is None else [negative])
     end = like.unpack(SAMPLERS[sampler](denoise, x, sigmas))
     return Latents(video=end.video, audio=end.audio * (1 / scale))
+
+
+def _require_finite(pack: Tensor, pair: Latents, step: int) -> None:
+    """The step's one wait for the GPU; the streams apart only once something is wrong."""
+    if not bool(torch.isfinite(pack).all()):
+        stage = f"denoise step {step + 1}"
+        require_finite(pair.video, stage=stage, tensor="the video latent")
+        require_finite(pair.audio, stage=stage, tensor="the audio latent")
 
 
 def _guided(

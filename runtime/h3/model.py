@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.h3.config import NORM_EPS, NUM_MODALITIES, PATCH, H3Config
-from runtime.kernels.attention.base import Attend
+from runtime.h3.modulation import Lend, TableCache, Tables, resident
+from runtime.kernels.attention.base import Attend, PackedRows
 from runtime.kernels.elementwise import Elementwise
 
 # fp32 weights with fp32 activations whatever the compute dtype (contract 1.4a)
@@ -29,8 +30,6 @@ FP32_ISLANDS = (
     "adaln_t_table",
     "rope.inv_freq",
 )
-
-Tables = list[tuple[Tensor, ...]]  # of one step: a tuple per block, the final layer's last
 
 
 class RowSpan(NamedTuple):
@@ -56,7 +55,7 @@ class PackedInputs:
 class StepRows:
     """Timestep classes of one step: distinct times, and which table row each span uses."""
 
-    times_M: Tensor  # [M] fp32, ascending
+    times_M: Tensor  # [M] fp32, ascending, on the CPU
     spans: tuple[RowSpan, ...]
     video_time: int  # index into times_M of the target video
     audio_time: int
@@ -245,6 +244,9 @@ class H3Model(nn.Module):
             self.time_embedder = TimeEmbedder(cfg)
         self.blocks = nn.ModuleList(Block(cfg, attend, ops) for _ in range(cfg.num_layers))
         self.final_layer = FinalLayer(cfg)
+        self.packed_rows = PackedRows()  # load_denoiser puts the one that its attention reads
+        self.tables = TableCache()
+        self.lend: Lend = resident  # load_denoiser puts another where the weights lie elsewhere
 
     @property
     def dtype(self) -> torch.dtype:
@@ -253,6 +255,7 @@ class H3Model(nn.Module):
 
     def refine(self, context_LC: Tensor) -> Tensor:
         """Text states [L, text_dim] fp32 -> [L, D], compute dtype, once per request (1.10)."""
+        self.packed_rows.conditioning = 0
         return self.token_refiner(self.condition_proj(context_LC.to(self.dtype)))
 
     def embed_time(self, t_M: Tensor) -> Tensor:
@@ -265,18 +268,34 @@ class H3Model(nn.Module):
         weight = (p - low).unsqueeze(-1)
         return torch.lerp(self.adaln_t_table[low], self.adaln_t_table[low + 1], weight)
 
-    def modulation(self, t_M: Tensor) -> Tables:
-        """All AdaLN tables of one step: one entry per block, the final layer's last."""
-        t_emb = self.embed_time(t_M)
+    @property
+    def adaln_layers(self) -> list[nn.Module]:
+        """The blocks' in order, then the final layer's."""
         blocks = [block.get_submodule("adaln_proj") for block in self.blocks]
-        layers = [*blocks, self.final_layer.adaln_proj]
-        return [layer(t_emb) for layer in layers]
+        return [*blocks, self.final_layer.adaln_proj]
+
+    def modulation(self, times: Sequence[Tensor]) -> list[Tables]:
+        """The AdaLN tables of several steps, each from its times [M]: layer by layer, as `lend`
+        may have to bring each layer's weights."""
+        device = self.final_layer.norm.weight.device
+        embedded = [self.embed_time(t_M.to(device)) for t_M in times]
+        steps: list[Tables] = [[] for _ in times]
+        for layer in self.adaln_layers:
+            with self.lend(layer):
+                for tables, t_emb in zip(steps, embedded, strict=True):
+                    tables.append(layer(t_emb))
+        return steps
+
+    def table_bytes(self, num_times: int) -> int:
+        """Bytes of one step's tables: fp32 in the pruned form, else of the compute dtype."""
+        rows = 6 * NUM_MODALITIES * len(self.blocks) + 2
+        return num_times * rows * self.cfg.hidden * (4 if self.cfg.pruned else self.dtype.itemsize)
 
     def forward(
         self, video_rows: Tensor, audio_rows: Tensor, inputs: PackedInputs, rows: StepRows
     ) -> tuple[Tensor, Tensor]:
         """Target rows [Nv, 96] and [Na, 32] fp32 -> data-ward velocities, fp32, same shapes."""
-        tables = self.modulation(rows.times_M)
+        tables = self.tables.at(rows.times_M, self)
         x_SD = self.embed(video_rows, audio_rows, inputs)
         x_SD = self.run_blocks(x_SD, tables, rows.spans, inputs.rope)
         return self.finish(x_SD, inputs, rows, tables)

@@ -26,7 +26,11 @@ _BLOCK_OUT = ("attn", "attn.qkv_proj", "mlp", "mlp.fc1", "norm1")
 
 @contextmanager
 def module_taps(model: H3Model) -> Iterator[Captured]:
-    """Captures one forward: module inputs and outputs, q/k/v after rotation, t_emb, packed rows."""
+    """Captures one forward: module inputs and outputs, q/k/v after rotation, t_emb, packed rows.
+
+    The forward builds its own AdaLN tables: kept ones would leave nothing to see.
+    """
+    model.tables.forget()
     captured: Captured = {}
     handles: list[torch.utils.hooks.RemovableHandle] = []
     unwrap: list[Callable[[], None]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -31,6 +31,9 @@ class Toy(Side):
     ) -> None:  # fmt: skip
         self.device, self.shifts = CPU, shifts or Shifts()
         self.predict, self.calls, self.name, self.step = predict, calls, name, 0
+
+    def build_tables(self, sigmas: Tensor, others: Sequence[Side]) -> None:
+        """Nothing is evaluated at these times."""
 
     def denoised(self, x: Tensor, sigma: Tensor, like: Latents, tap: Tap | None = None) -> Tensor:
         if self.calls is not None:

@@ -124,7 +124,7 @@ def rows_of(built: Side, sigma: float) -> tuple[list[float], list[int]]:
     """Times, and the table row of every packed row, from the spans."""
     sigma_v = torch.tensor(sigma)
     rows = step_rows(
-        built.inputs.segments, built.text_tags, sigma_v, audio_sigma(sigma_v, 12.0, 3.0), CPU
+        built.inputs.segments, built.text_tags, sigma_v, audio_sigma(sigma_v, 12.0, 3.0)
     )
     table_rows: list[int] = []
     for span in rows.spans:
@@ -284,9 +284,7 @@ def test_a_forward_gives_float32_rows_of_the_targets_alone(format: str, dtype: s
     built = side(model, MIXED)
     noise = draw_noise(TARGET, 1)
     sigma = torch.tensor(0.6)
-    rows = step_rows(
-        built.inputs.segments, built.text_tags, sigma, audio_sigma(sigma, 12.0, 3.0), CPU
-    )
+    rows = step_rows(built.inputs.segments, built.text_tags, sigma, audio_sigma(sigma, 12.0, 3.0))
     with torch.inference_mode():
         video, audio = model(patchify(noise.video), pack_audio(noise.audio), built.inputs, rows)
     assert video.shape == (12, 96) and audio.shape == (16, 32)
