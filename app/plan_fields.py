@@ -8,6 +8,7 @@ from typing import Any, Literal
 from runtime.messages import KJ_MODES, Plan
 
 Choice = Literal["attention", "linear", "elementwise", ""]
+Kind = Literal["choice", "whole number", "number", "switch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class PlanField:
     values: tuple[str, ...] = ()
     section: Choice = ""
     backends: str = ""
-    kind: Literal["choice", "whole number", "switch"] = "choice"
+    kind: Kind = "choice"
     default: Any = None
 
 
@@ -45,7 +46,7 @@ def plan_fields() -> tuple[PlanField, ...]:
     )
 
 
-_Row = tuple[str, str, tuple[str, ...], Choice, Literal["choice", "whole number", "switch"], str]
+_Row = tuple[str, str, tuple[str, ...], Choice, Kind, str]
 _LISTED_AS = {"vae_attention": "attention"}
 _FIELDS: tuple[_Row, ...] = (
     ("device", "Device", ("cuda", "cpu"), "", "choice", "Where the models run."),
@@ -68,12 +69,44 @@ _FIELDS: tuple[_Row, ...] = (
         "Of attention kj: which SageAttention kernel runs; auto as sage2.",
     ),
     (
+        "sol_tau",
+        "Sol threshold",
+        (),
+        "",
+        "number",
+        "Of attention sol and sol_nvlabs: higher computes fewer key blocks exactly.",
+    ),
+    (
+        "sol_sinks",
+        "Sol sinks",
+        ("conditioning", "none"),
+        "",
+        "choice",
+        "conditioning: rows of text and references are always attended to exactly.",
+    ),
+    (
         "memory",
         "Activations",
         ("plain", "low"),
         "",
         "choice",
         "low: given back as soon as they are used, the MLP in groups of rows; less memory.",
+    ),
+    (
+        "dense",
+        "Unquantised layers",
+        (),
+        "linear",
+        "choice",
+        "fp8_*: the four large products of each block are rounded to FP8 at load.",
+    ),
+    (
+        "weights",
+        "Dequantised weights",
+        ("packed", "cached"),
+        "",
+        "choice",
+        "packed: widened at every use; cached: once at load, the same bits in more memory.",
     ),
     ("nvfp4", "NVFP4 layers", (), "linear", "choice", "How layers stored as NVFP4 are computed."),
     ("fp8", "FP8 layers", (), "linear", "choice", "How layers stored as FP8 are computed."),

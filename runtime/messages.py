@@ -24,6 +24,8 @@ KJ_MODES = (
     "sageattn3_per_block_mean",
 )
 
+FP8_BACKENDS = ("fp8_rowwise", "fp8_tensorwise")  # linears with dynamically scaled activations
+
 ReferenceKind = Literal["image", "video", "audio"]
 
 
@@ -150,10 +152,15 @@ class Plan:
     attention: str = "sdpa"  # of the denoiser, a name of runtime/kernels/attention
     vae_attention: str = "sdpa"  # of the video VAE, a name of the same list
     kj_mode: str = "auto"  # of attention kj: the SageAttention function that it calls
+    sol_tau: float = 1.0  # of sol, sol_nvlabs, in sigmas of a block's scores: more, fewer exact
+    sol_sinks: str = "conditioning"  # rows of text and references are always exact | none
     memory: str = "plain"  # low: activations given back sooner, heads and MLP rows in groups
-    nvfp4: str = "nvfp4_dequant"  # names of runtime/kernels/linear backends, one per stored format
+    # names of runtime/kernels/linear backends, one per stored format; dense: of unquantised linears
+    dense: str = "dense"  # or fp8_rowwise, fp8_tensorwise: the blocks' linears rounded to FP8
+    nvfp4: str = "nvfp4_dequant"
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
+    weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
     # step, kitchen rounds the rotation once
     elementwise: str = "eager"
@@ -168,8 +175,11 @@ class Plan:
         allowed = {
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
+            "dense": ("dense", *FP8_BACKENDS),
+            "weights": ("packed", "cached"),
             "elementwise": ("eager", "kitchen", "triton"),
             "kj_mode": KJ_MODES,
+            "sol_sinks": ("conditioning", "none"),
             "memory": ("plain", "low"),
             "island_rounding": ("comfy", "keep"),
             "video_vae_dtype": ("fp16", "fp32"),
@@ -182,6 +192,13 @@ class Plan:
                     f"plan field {field} must be one of {', '.join(values)}, "
                     f"got {getattr(self, field)!r}"
                 )
+        narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
+        if narrow and self.device == "cuda" and self.dtype != "bf16":
+            raise ValueError(
+                f"plan field dtype must be bf16 for {narrow[0]} on a GPU, got {self.dtype!r}"
+            )
+        if not 0 <= self.sol_tau <= 10:  # also NaN
+            raise ValueError(f"plan field sol_tau must be 0 to 10, got {self.sol_tau}")
         if not 0 <= self.threads <= 4096:
             raise ValueError(
                 f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"

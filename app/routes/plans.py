@@ -45,6 +45,8 @@ class PlanJson(_Strict):
     attention: str | None = None
     vae_attention: str | None = None
     kj_mode: str | None = None
+    sol_tau: float | None = None
+    sol_sinks: str | None = None
     memory: str | None = None
     nvfp4: str | None = None
     fp8: str | None = None

@@ -36,7 +36,7 @@ function editorView(root) {
   // Allowed values of a field: its own, or the backends of that field; with why one cannot run.
   function choices(field) {
     if (!field.section) return field.values.map((name) => ({ name, reason: '' }));
-    const own = found[field.section].filter((one) => one.field === field.backends);
+    const own = found[field.section].filter((one) => [one.field, ...(one.also || [])].includes(field.backends));
     const place = values.device === 'cuda' ? 'cuda:0' : 'cpu';
     const list = own.map((one) => {
       const there = one.devices.find((d) => d.device === place);
@@ -53,6 +53,15 @@ function editorView(root) {
       box.checked = values[field.name];
       box.addEventListener('change', () => set(field.name, box.checked));
       return box;
+    }
+    if (field.kind === 'number') {
+      const input = h3.make('input');
+      input.type = 'number';
+      input.min = '0';
+      input.step = 'any';
+      input.value = values[field.name];
+      input.addEventListener('change', () => set(field.name, Number(input.value) || 0));
+      return input;
     }
     if (field.kind === 'whole number') {
       const input = h3.make('input');

@@ -10,14 +10,19 @@ from torch import nn
 from runtime.checkpoints.base import Checkpoint
 from runtime.checkpoints.load import LoadReport, load_into
 from runtime.h3.config import H3Config
+from runtime.h3.linears import choose as choose_linears
 from runtime.h3.model import FP32_ISLANDS, H3Model
-from runtime.kernels.attention import load_attention
+from runtime.kernels.attention import AttentionOptions, load_attention
 from runtime.kernels.elementwise import load as load_elementwise
-from runtime.kernels.linear import linear_builder
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def attention_options(plan: Plan) -> AttentionOptions:
+    """What the plan says about attention; its `rows` belong to the model that gets them."""
+    return AttentionOptions(sol_tau=plan.sol_tau, sol_sinks=plan.sol_sinks, kj_mode=plan.kj_mode)
 
 
 def load_denoiser(
@@ -34,14 +39,14 @@ def load_denoiser(
     """
     cfg = H3Config.from_checkpoint(checkpoint)
     compute = DTYPES[plan.dtype]
-    attend = load_attention(plan.attention, device, compute)
+    options = attention_options(plan)
+    attend = load_attention(plan.attention, device, compute, options)
     if meter is not None:
         attend = meter.wrap(ATTENTION, attend)
     ops = load_elementwise(plan.elementwise, device)
-    backends = (plan.nvfp4, plan.fp8, plan.int8)
-    build_linear = linear_builder(backends, checkpoint.layers, device)
     with torch.device("meta"):
         model = H3Model(cfg, attend, ops)
+    model.packed_rows = options.rows
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     adaln_fp32 = cfg.pruned  # the pruned form's AdaLN is declared fp32; the full form's is not
 
@@ -50,12 +55,17 @@ def load_denoiser(
         island = name.startswith(FP32_ISLANDS) or (adaln_fp32 and "adaln_proj" in name)
         return torch.float32 if island else compute
 
+    def dtype_of_layer(layer: str) -> torch.dtype:
+        return dtype_of(f"{layer}.weight", compute)
+
+    chosen = choose_linears(model, checkpoint.layers, plan, device, dtype_of_layer)
     report = load_into(
         model,
         checkpoint,
         device=device,
         dtype_of=dtype_of,
-        build_linear=build_linear,
+        build_linear=chosen.build,
+        converted=chosen.converted,
         progress=progress,
     )
     if checkpoint.quantised and plan.island_rounding == "comfy":

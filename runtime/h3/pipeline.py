@@ -34,7 +34,8 @@ from runtime.h3.conditioning import (
     negative_inputs,
 )
 from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
-from runtime.h3.load import DTYPES, load_denoiser
+from runtime.h3.linears import routes as linear_routes
+from runtime.h3.load import DTYPES, attention_options, load_denoiser
 from runtime.h3.packing import TargetShape, target_of
 from runtime.h3.preview import Previews
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
@@ -45,7 +46,6 @@ from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
 from runtime.kernels.attention import attention_backend, load_attention
 from runtime.kernels.elementwise import elementwise_backend
-from runtime.kernels.linear import linear_backend
 from runtime.machine import driver
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
@@ -114,7 +114,8 @@ class Pipeline:
         text = opened(files.text_encoder, "text_encoder")
         video = opened(files.video_vae, "video_vae")
         audio = opened(files.audio_vae, "audio_vae")
-        attend = load_attention(plan.vae_attention, self.device, DTYPES[plan.video_vae_dtype])
+        options, vae_dtype = attention_options(plan), DTYPES[plan.video_vae_dtype]
+        attend = load_attention(plan.vae_attention, self.device, vae_dtype, options)
         self.tokenizer = Tokenizer(files.tokenizer)
         self.mode = mode_of(dit.header)
         self.dit_layers = dit.layers
@@ -459,7 +460,7 @@ class Pipeline:
     def _resolve(self) -> dict[str, str]:
         """The plan as it will really run: kernel routes, versions, device."""
         plan, device = self.plan, self.device
-        formats = {layer.format for layer in self.dit_layers.values()}
+        options = attention_options(plan)
         resolved = {
             "torch": str(torch.__version__),  # its own type would load torch where it is unpickled
             "comfy-kitchen": importlib.metadata.version("comfy-kitchen"),
@@ -471,18 +472,15 @@ class Pipeline:
             "driver": (driver() or "not reported") if device.type == "cuda" else "none",
             "threads": str(torch.get_num_threads()),
             "dtype": plan.dtype,
+            "weights": plan.weights,
             "island rounding": plan.island_rounding,
             "video VAE dtype": plan.video_vae_dtype,
             "mode": self.mode,
-            "attention": attention_backend(plan.attention).route(device),
-            "vae_attention": attention_backend(plan.vae_attention).route(device),
+            "attention": attention_backend(plan.attention).route(device, options),
+            "vae_attention": attention_backend(plan.vae_attention).route(device, options),
             "elementwise": elementwise_backend(plan.elementwise).route(device),
         }
-        for name in (plan.nvfp4, plan.fp8, plan.int8):
-            backend = linear_backend(name)
-            if formats & set(backend.formats):
-                resolved[f"linear {name}"] = backend.route(device)
-        return resolved
+        return resolved | linear_routes(self.model, self.dit_layers, plan, device)
 
 
 def _previews(out: Path, job: _Job) -> AbstractContextManager[Previews]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention import BACKENDS, AttentionBackend, attention_backend
+from runtime.kernels.attention import (
+    BACKENDS,
+    AttentionBackend,
+    AttentionOptions,
+    attention_backend,
+)
 from runtime.probes.base import (
     Backend,
     Support,
@@ -41,15 +46,17 @@ def _backend(name: str, devices: tuple[torch.device, ...]) -> Backend:
 
 
 def _on(backend: AttentionBackend, device: torch.device) -> Support:
+    options = AttentionOptions()
+
     def trial() -> float:
-        attend = backend.load(device)
+        attend = backend.load(device, options)
         half = torch.bfloat16 in backend.dtypes
         dtype = torch.bfloat16 if half else backend.dtypes[0]
         rows = random(3, ROWS, HEADS, WIDTH, device=device).to(dtype)
         q, k, v = (x[None].transpose(1, 2) for x in rows)  # as the model hands them over
         return relative_l2(attend(q, k, v), _exact(q, k, v))
 
-    return tried(device, lambda: backend.route(device), trial)
+    return tried(device, lambda: backend.route(device, options), trial)
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention import attention_backend
+from runtime.kernels.attention import AttentionOptions, attention_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ def softmax_rows(q_Sd: Tensor, k_Sd: Tensor, v_Sd: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", EXACT)
 def test_rows_past_the_int32_bound_are_right_with_q_and_k_in_the_qkv_buffer(name: str) -> None:
     device = torch.device("cuda")
-    attend = attention_backend(name).load(device)
+    attend = attention_backend(name).load(device, AttentionOptions())
     generator = torch.Generator(device).manual_seed(0)
     qkv = torch.empty(ROWS, WIDTH, dtype=torch.bfloat16, device=device)
     for part in qkv.split(8192):
@@ -47,7 +47,7 @@ def test_rows_past_the_int32_bound_are_right_with_q_and_k_in_the_qkv_buffer(name
 @pytest.mark.parametrize("name", EXACT)
 def test_ragged_lengths_are_the_softmax(name: str, rows: int) -> None:
     device = torch.device("cuda")
-    attend = attention_backend(name).load(device)
+    attend = attention_backend(name).load(device, AttentionOptions())
     generator = torch.Generator(device).manual_seed(rows)
     qkv = torch.randn(rows, 3 * DIM, device=device, generator=generator).bfloat16()
     q, k, v = qkv.chunk(3, dim=-1)

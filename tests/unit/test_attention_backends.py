@@ -8,10 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention import BACKENDS, attention_backend, load_attention
+from runtime.kernels.attention import (
+    BACKENDS,
+    AttentionOptions,
+    attention_backend,
+    load_attention,
+)
 from runtime.kernels.unavailable import Unavailable
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+PLAIN = AttentionOptions()
 HEADS, DIM = 3, 128
 
 
@@ -45,25 +51,25 @@ def test_every_backend_is_registered_under_its_own_name(name: str) -> None:
 
 def test_cudnn_attention_refuses_the_cpu_with_the_reason() -> None:
     with pytest.raises(Unavailable, match=r"'sdpa_cudnn' cannot run here: it needs a CUDA device"):
-        attention_backend("sdpa_cudnn").load(CPU)
+        attention_backend("sdpa_cudnn").load(CPU, PLAIN)
 
 
 def test_cudnn_attention_refuses_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(Unavailable, match=r"8\.0 or newer"):
-        attention_backend("sdpa_cudnn").load(CUDA)
+        attention_backend("sdpa_cudnn").load(CUDA, PLAIN)
 
 
 def test_sdpa_names_its_kernel_and_the_torch_version() -> None:
-    assert attention_backend("sdpa").route(CPU) == f"torch {torch.__version__} SDPA cpu"
-    assert "flash" in attention_backend("sdpa").route(CUDA)
+    assert attention_backend("sdpa").route(CPU, PLAIN) == f"torch {torch.__version__} SDPA cpu"
+    assert "flash" in attention_backend("sdpa").route(CUDA, PLAIN)
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 1021])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
 def test_sdpa_is_the_softmax_at_ragged_lengths(rows: int, dtype: torch.dtype, limit: float) -> None:
     q, k, v = packed_views(rows, dtype)
-    out = attention_backend("sdpa").load(CPU)(q, k, v)
+    out = attention_backend("sdpa").load(CPU, PLAIN)(q, k, v)
     want = softmax_attention(q, k, v)
     assert out.shape == (1, rows, HEADS * DIM) and out.dtype == dtype
     assert float((out.double() - want).norm() / want.norm()) < limit
@@ -72,7 +78,7 @@ def test_sdpa_is_the_softmax_at_ragged_lengths(rows: int, dtype: torch.dtype, li
 def test_sdpa_attends_in_both_directions() -> None:
     """A change of the last row reaches the first one: no causal mask."""
     q, k, v = (t.clone() for t in packed_views(65, torch.float32))
-    attend = attention_backend("sdpa").load(CPU)
+    attend = attention_backend("sdpa").load(CPU, PLAIN)
     before = attend(q, k, v)
     v[:, :, -1] += 1
     assert not torch.equal(attend(q, k, v)[:, 0], before[:, 0])
@@ -86,14 +92,14 @@ def test_what_cudnn_cannot_do_runs_on_sdpa_and_the_route_says_so(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     backend = attention_backend("sdpa_cudnn")
     q, k, v = packed_views(rows, dtype)
-    want = attention_backend("sdpa").load(CPU)(q, k, v)
-    assert torch.equal(backend.load(CUDA)(q, k, v), want)
-    assert backend.route(CUDA).endswith("(fp32: efficient, one row: flash)")
+    want = attention_backend("sdpa").load(CPU, PLAIN)(q, k, v)
+    assert torch.equal(backend.load(CUDA, PLAIN)(q, k, v), want)
+    assert backend.route(CUDA, PLAIN).endswith("(fp32: efficient, one row: flash)")
 
 
 def test_a_dtype_that_a_backend_cannot_compute_is_refused_at_load() -> None:
     said = r"'sage2' cannot run here: it computes bfloat16 and float16 only, .* torch\.float32"
     with pytest.raises(Unavailable, match=said):
-        load_attention("sage2", CUDA, torch.float32)
+        load_attention("sage2", CUDA, torch.float32, PLAIN)
     with pytest.raises(Unavailable, match="needs a CUDA device"):
-        load_attention("sage2", CPU, torch.float16)
+        load_attention("sage2", CPU, torch.float16, PLAIN)

@@ -17,6 +17,7 @@ from app import presets
 from runtime.checkpoints import FORMATS, open_checkpoint
 from runtime.checkpoints.base import PackedWeight
 from runtime.checkpoints.demo import random_checkpoint
+from runtime.kernels.attention import AttentionOptions
 from runtime.kernels.linear import linear_backend
 
 ROOT = Path(__file__).parents[2]
@@ -41,8 +42,9 @@ def test_the_attention_backend_agrees_with_sdpa() -> None:
     backend = module("runtime/kernels/attention/plain.py")["BACKEND"]
     q, k, v = torch.randn(3, 1, 4, 7, 64, generator=torch.Generator().manual_seed(0))
     want = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    got = backend.load(torch.device("cpu"))(q, k, v)
-    assert backend.name == "plain" and backend.route(torch.device("cpu"))
+    got = backend.load(torch.device("cpu"), AttentionOptions())(q, k, v)
+    assert backend.name == "plain"
+    assert backend.route(torch.device("cpu"), AttentionOptions()) == "matmul and softmax"
     torch.testing.assert_close(got, want)
 
 

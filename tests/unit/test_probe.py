@@ -115,7 +115,7 @@ def test_a_wrong_attention_is_found_by_its_trial(monkeypatch: pytest.MonkeyPatch
     def wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return v.transpose(1, 2).flatten(2)
 
-    backend = AttentionBackend(name="sdpa", load=lambda d: wrong, route=lambda d: "wrong")
+    backend = AttentionBackend(name="sdpa", load=lambda d, o: wrong, route=lambda d, o: "wrong")
     monkeypatch.setattr(attention_probe, "attention_backend", lambda name: backend)
     (first, *_) = attention_probe.backends((CPU,))
     assert not first.devices[0].available and "it ran (wrong)" in first.devices[0].reason

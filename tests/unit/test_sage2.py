@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.attention import attention_backend
+from runtime.kernels.attention import AttentionOptions, attention_backend
 from runtime.kernels.attention.sage2 import ROUTES, attend_with, refusal
 from runtime.kernels.unavailable import Unavailable
 
@@ -80,4 +80,4 @@ def test_capabilities_without_kernels_are_refused(capability: tuple[int, int]) -
 
 def test_the_cpu_is_refused_before_anything_is_imported() -> None:
     with pytest.raises(Unavailable, match="needs a CUDA device"):
-        attention_backend("sage2").load(torch.device("cpu"))
+        attention_backend("sage2").load(torch.device("cpu"), AttentionOptions())

@@ -6,10 +6,18 @@ import importlib
 
 import torch
 
-from runtime.kernels.attention.base import Attend, AttentionBackend
+from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions, PackedRows
 from runtime.kernels.unavailable import Unavailable
 
-__all__ = ["BACKENDS", "Attend", "AttentionBackend", "attention_backend", "load_attention"]
+__all__ = [
+    "BACKENDS",
+    "Attend",
+    "AttentionBackend",
+    "AttentionOptions",
+    "PackedRows",
+    "attention_backend",
+    "load_attention",
+]
 
 BACKENDS = ("sdpa", "sdpa_cudnn", "sage2")
 
@@ -21,7 +29,9 @@ def attention_backend(name: str) -> AttentionBackend:
     return importlib.import_module(f"runtime.kernels.attention.{name}").BACKEND
 
 
-def load_attention(name: str, device: torch.device, dtype: torch.dtype) -> Attend:
+def load_attention(
+    name: str, device: torch.device, dtype: torch.dtype, options: AttentionOptions
+) -> Attend:
     """The named backend for q, k and v of `dtype`.
 
     Unavailable, with the reason, here and not when the first such tensor arrives after minutes.
@@ -31,4 +41,4 @@ def load_attention(name: str, device: torch.device, dtype: torch.dtype) -> Atten
     if dtype not in backend.dtypes:
         known = " and ".join(str(d).removeprefix("torch.") for d in backend.dtypes)
         raise Unavailable(name, f"it computes {known} only, a model of this plan runs in {dtype}")
-    return backend.load(device)
+    return backend.load(device, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,13 +13,37 @@ from torch import Tensor
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+@dataclass(slots=True, kw_only=True)
+class PackedRows:
+    """What the rows of the running evaluation are; the model sets it before its blocks run.
+
+    Mutable and shared: attention is loaded once, conditioning differs between requests and sides.
+    """
+
+    conditioning: int = 0  # the first n rows are text and references; 0 for the text refiner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """What a plan says about attention besides the backend's name; a backend takes what it knows.
+
+    The values are the plan's fields of the same names and were validated there.
+    """
+
+    sol_tau: float = 1.0
+    sol_sinks: str = "conditioning"  # conditioning | none
+    kj_mode: str = "auto"
+    rows: PackedRows = field(default_factory=PackedRows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBackend:
     """One file of this folder. `load` raises Unavailable with the reason."""
 
     name: str
-    load: Callable[[torch.device], Attend]
-    route: Callable[[torch.device], str]  # the kernel that will run, with its version
+    load: Callable[[torch.device, AttentionOptions], Attend]
+    # the kernel that will run, with its version and those options that it takes
+    route: Callable[[torch.device, AttentionOptions], str]
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)  # of q, k, v

@@ -6,22 +6,22 @@ with a stand-in module, never run here.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from runtime.kernels.attention.base import Attend, AttentionBackend
+from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
+from runtime.kernels.attention.sage_package import DTYPES, check, installed, release, rows_first
+from runtime.kernels.attention.sage_reference import FP8_SM90, sage_attention
 from runtime.kernels.unavailable import Unavailable
 
 NAME = "sage2"
 LEAST_VERSION = (2, 2)
 HEAD_DIMS = (64, 128)
-DTYPES = (torch.bfloat16, torch.float16)
-INT32_ELEMENTS = 2**31  # its kernels address q, k and v with 32-bit element offsets
-# compute capability -> the kernel `sageattn` picks there; others raise inside the package
+# compute capability -> the kernel `sageattn` picks there; others raise inside the package. Each
+# smooths K into a tensor of its own and masks the tail; sm90 pads a copy of V to 128 rows.
 ROUTES = {
     (8, 0): "qk_int8_pv_fp16_cuda",
     (8, 6): "qk_int8_pv_fp16_triton",
@@ -31,35 +31,36 @@ ROUTES = {
     (12, 0): "qk_int8_pv_fp8_cuda per_warp fp32+fp16",
     (12, 1): "qk_int8_pv_fp8_cuda per_warp fp32+fp16",
 }
+REFERENCE = "CPU reference of SageAttention 2.2 qk_int8_pv_fp8_cuda_sm90 fp32+fp32, K smoothed"
 
 
 def attend_with(module: ModuleType) -> Attend:
     """The callable over an imported sageattention; K smoothing stays on, as 2.x has it."""
 
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
-        _check(q_BHSd)
-        out_BHSd: Tensor = module.sageattn(
-            q_BHSd, k_BHSd, v_BHSd, tensor_layout="HND", is_causal=False, sm_scale=None
+        check(NAME, q_BHSd, HEAD_DIMS)
+        out_BSHd: Tensor = module.sageattn(
+            rows_first(q_BHSd),
+            rows_first(k_BHSd),
+            rows_first(v_BHSd),
+            tensor_layout="NHD",
+            is_causal=False,
+            sm_scale=None,
         )
-        return out_BHSd.transpose(1, 2).flatten(2)
+        return out_BSHd.flatten(2)
 
     return attend
 
 
-def _check(q_BHSd: Tensor) -> None:
-    if q_BHSd.dtype not in DTYPES:
-        raise Unavailable(NAME, f"it computes bf16 and fp16 only, got {q_BHSd.dtype}")
-    _, heads, rows, dim = q_BHSd.shape
-    if dim not in HEAD_DIMS:
-        raise Unavailable(NAME, f"its kernels take head dims 64 and 128, got {dim}")
-    if heads * rows * dim >= INT32_ELEMENTS:
-        raise Unavailable(NAME, f"{rows} rows overflow its 32-bit offsets; shorten the clip")
+def reference(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
+    """What the sm90 kernel computes, on a CPU."""
+    check(NAME, q_BHSd, HEAD_DIMS)
+    return sage_attention(q_BHSd, k_BHSd, v_BHSd, FP8_SM90)
 
 
 def refusal(version: str, capability: tuple[int, int]) -> str:
     """Why that version cannot run on that compute capability; "" if it can."""
-    parts = tuple(int(p) for p in version.split("+")[0].split(".")[:2] if p.isdigit())
-    if parts < LEAST_VERSION:
+    if release(version) < LEAST_VERSION:
         return (
             f"sageattention {version} is installed, 2.2 or newer is needed (a source build; the "
             f"1.x kernel has no tail mask and reads keys that do not exist)"
@@ -71,22 +72,25 @@ def refusal(version: str, capability: tuple[int, int]) -> str:
     return ""
 
 
-def load(device: torch.device) -> Attend:
-    """Needs a CUDA device it has kernels for, and sageattention >= 2.2."""
-    if device.type != "cuda":
-        raise Unavailable(NAME, f"it needs a CUDA device, got {device}")
-    try:
-        version = importlib.metadata.version("sageattention")
-        module = importlib.import_module("sageattention")
-    except ImportError as error:
-        raise Unavailable(NAME, f"sageattention cannot be imported ({error})") from error
+def module_for(name: str, device: torch.device) -> ModuleType:
+    """sageattention 2.2 or newer for the backend of that name; else Unavailable with the reason."""
+    module, version = installed(name)
     if reason := refusal(version, torch.cuda.get_device_capability(device)):
-        raise Unavailable(NAME, reason)
-    return attend_with(module)
+        raise Unavailable(name, reason)
+    return module
 
 
-def route(device: torch.device) -> str:
+def load(device: torch.device, options: AttentionOptions) -> Attend:
+    """CPU: the reference of its arithmetic; CUDA: sageattention >= 2.2 and kernels for the GPU."""
+    del options
+    return reference if device.type == "cpu" else attend_with(module_for(NAME, device))
+
+
+def route(device: torch.device, options: AttentionOptions) -> str:
     """Version and resolved kernel for the run record: goldens do not transfer between kernels."""
+    del options
+    if device.type == "cpu":
+        return REFERENCE
     version = importlib.metadata.version("sageattention")
     return f"sageattention {version} {ROUTES[torch.cuda.get_device_capability(device)]}"
 
@@ -98,6 +102,7 @@ BACKEND = AttentionBackend(
     requirement=(
         "sageattention 2.2 or newer (a source build) and a CUDA GPU of compute capability "
         + ", ".join(f"{major}.{minor}" for major, minor in ROUTES)
+        + "; a CPU runs the reference of its arithmetic"
     ),
     package="sageattention",
     dtypes=DTYPES,

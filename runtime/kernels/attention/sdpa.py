@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from runtime.kernels.attention.base import Attend, AttentionBackend
+from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
 
 
 def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
@@ -23,13 +23,15 @@ def _attend_flash(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         return _attend(q_BHSd, k_BHSd, v_BHSd)
 
 
-def load(device: torch.device) -> Attend:
+def load(device: torch.device, options: AttentionOptions) -> Attend:
     """CPU: torch's CPU kernel; CUDA: flash attention for half types, efficient for fp32."""
+    del options
     return _attend_flash if device.type == "cuda" else _attend
 
 
-def route(device: torch.device) -> str:
+def route(device: torch.device, options: AttentionOptions) -> str:
     """Kernel and version for the run record."""
+    del options
     kernel = "flash (fp32: efficient)" if device.type == "cuda" else "cpu"
     return f"torch {torch.__version__} SDPA {kernel}"
 

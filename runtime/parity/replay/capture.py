@@ -17,11 +17,11 @@ from runtime.checkpoints import open_checkpoint
 from runtime.checkpoints.base import Checkpoint
 from runtime.h3.audio_vae import load_audio_vae
 from runtime.h3.denoise import Side
-from runtime.h3.load import DTYPES, load_denoiser
+from runtime.h3.load import DTYPES, attention_options, load_denoiser
 from runtime.h3.schedule import SCHEDULERS
 from runtime.h3.text import TextEncoder
 from runtime.h3.video_vae import load_video_vae
-from runtime.kernels.attention import AttentionOptions, load_attention
+from runtime.kernels.attention import load_attention
 from runtime.messages import Plan
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported
@@ -53,7 +53,7 @@ class _Capture(Case):
             video,
             device=device,
             dtype=dtype,
-            attend=load_attention(plan.vae_attention, device, dtype, AttentionOptions()),
+            attend=load_attention(plan.vae_attention, device, dtype, attention_options(plan)),
             int8=plan.int8,
         )
         self.audio_vae, _ = load_audio_vae(

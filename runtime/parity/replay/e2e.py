@@ -36,7 +36,7 @@ from runtime.h3.sizes import audio_latents_of_frames, latent_frames
 from runtime.h3.text import PresentationToken, TextContext
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import VideoVAE, load_video_vae
-from runtime.kernels.attention import attention_backend
+from runtime.kernels.attention import AttentionOptions, attention_backend
 from runtime.messages import frame_count
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
@@ -279,7 +279,7 @@ class Case:
         for side in ("pos", "neg"):
             if f"cond/{side}/context" in self.golden:
                 yield from self._staged_text(side)
-                yield from self._side("staged", side, self._stored_conditioning(side), sides)
+                yield from self._side("staged", side, stored_conditioning(self.golden, side), sides)
         yield from self._staged_steps(sides)
         if "final/video" in self.golden:
             final = self._stored_pair("final")
@@ -290,38 +290,6 @@ class Case:
 
     def _staged_text(self, side: str) -> Iterator[Comparison]:
         yield from staged_text(self.golden, side, self.text)
-
-    def _stored_conditioning(self, side: str) -> Conditioning:
-        golden = self.golden
-        header = golden.header["conditioning"][side]
-
-        def stored(name: str) -> Tensor | None:
-            full = f"cond/{side}/{name}"
-            return golden.tensor(full) if full in golden else None
-
-        return Conditioning(
-            context=TextContext(
-                context=golden.tensor(f"cond/{side}/context"),
-                token_tags=golden.tensor(f"cond/{side}/token_tags"),
-                tokens=(),
-            ),
-            references=tuple(
-                ReferenceBlock(
-                    kind=ref["kind"],
-                    latent=stored(f"ref_{i}/latent"),
-                    audio_latent=stored(f"ref_{i}/audio_latent"),
-                )
-                for i, ref in enumerate(header["refs"])
-            ),
-            keyframes=tuple(
-                Keyframe(
-                    frame_index=keyframe["resolved_frame_index"],
-                    latent=stored(f"keyframe_{i}/latent"),
-                    audio_latent=stored(f"keyframe_{i}/audio_latent"),
-                )
-                for i, keyframe in enumerate(header["keyframes"])
-            ),
-        )
 
     def _staged_steps(self, sides: Mapping[str, Side]) -> Iterator[Comparison]:
         sigmas = self.golden.tensor("sigmas")
@@ -453,8 +421,41 @@ class Case:
         if dtype not in DTYPES:
             raise Unsupported(f"video VAE dtype {dtype}")
         checkpoint = open_checkpoint(checkpoints / f"{name}.safetensors", "video_vae")
-        attend = attention_backend("sdpa").load(self.device)
+        attend = attention_backend("sdpa").load(self.device, AttentionOptions())
         return load_video_vae(checkpoint, device=self.device, dtype=DTYPES[dtype], attend=attend)[0]
+
+
+def stored_conditioning(golden: Golden, side: str) -> Conditioning:
+    """What one side of an end-to-end golden was conditioned on, as it is stored."""
+    header = golden.header["conditioning"][side]
+
+    def stored(name: str) -> Tensor | None:
+        full = f"cond/{side}/{name}"
+        return golden.tensor(full) if full in golden else None
+
+    return Conditioning(
+        context=TextContext(
+            context=golden.tensor(f"cond/{side}/context"),
+            token_tags=golden.tensor(f"cond/{side}/token_tags"),
+            tokens=(),
+        ),
+        references=tuple(
+            ReferenceBlock(
+                kind=ref["kind"],
+                latent=stored(f"ref_{i}/latent"),
+                audio_latent=stored(f"ref_{i}/audio_latent"),
+            )
+            for i, ref in enumerate(header["refs"])
+        ),
+        keyframes=tuple(
+            Keyframe(
+                frame_index=keyframe["resolved_frame_index"],
+                latent=stored(f"keyframe_{i}/latent"),
+                audio_latent=stored(f"keyframe_{i}/audio_latent"),
+            )
+            for i, keyframe in enumerate(header["keyframes"])
+        ),
+    )
 
 
 class _ModuleTaps:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoints import open_checkpoint
+from runtime.h3.video_decode import DECODE_STAGE
 from runtime.h3.video_decoder import DecoderBlock
 from runtime.h3.video_encoder import Level
 from runtime.h3.video_tiles import (
@@ -22,8 +23,8 @@ from runtime.h3.video_tiles import (
     num_chunks,
     split,
 )
-from runtime.h3.video_vae import DECODE_STAGE, ENCODE_STAGE, VideoVAE, load_video_vae
-from runtime.kernels.attention import load_attention
+from runtime.h3.video_vae import ENCODE_STAGE, VideoVAE, load_video_vae
+from runtime.kernels.attention import AttentionOptions, load_attention
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
 from runtime.parity.settings import vae_attention
@@ -52,7 +53,8 @@ def load_golden_vae(golden: Golden, checkpoints: Path, setup: Setup) -> VideoVAE
     if dtype not in DTYPES:
         raise Unsupported(f"video VAE dtype {dtype}")
     checkpoint = open_checkpoint(checkpoints / f"{golden.params['vvae']}.safetensors", "video_vae")
-    attend = load_attention(vae_attention(golden, setup), setup.device, DTYPES[dtype])
+    name, options = vae_attention(golden, setup), AttentionOptions()
+    attend = load_attention(name, setup.device, DTYPES[dtype], options)
     return load_video_vae(checkpoint, device=setup.device, dtype=DTYPES[dtype], attend=attend)[0]
 
 
