@@ -9,11 +9,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from runtime.h3.video_tiles import FRAMES_PER_TOKEN, PIXELS_PER_TOKEN, Tap, tapped
 from runtime.kernels.attention import Attend
-from runtime.kernels.linear.int8_convrot import Int8ConvRotLinear
+from runtime.kernels.elementwise import VaeElementwise
 
 HEAD_WIDTH = 64
 ROTARY_PAIRS = 24  # of 64 dims the first 48 turn, pairs (i, i + 24): 8 per axis, [t|h|w]
@@ -43,23 +42,19 @@ def rotary_table(grid: tuple[int, int, int], frequencies: Tensor) -> Tensor:
     return table[None, :, None].to(dtype)
 
 
-def norm_and_rotate_(x_BNHD: Tensor, table: Tensor) -> None:
-    """RMSNorm over each head without weight, then the partial rotation, written back into x."""
-    normed = F.rms_norm(x_BNHD, (HEAD_WIDTH,), eps=NORM_EPS)
-    a = normed[..., :ROTARY_PAIRS]
-    b = normed[..., ROTARY_PAIRS : 2 * ROTARY_PAIRS]
-    x_BNHD[..., :ROTARY_PAIRS] = table[..., 0, 0] * a + table[..., 0, 1] * b
-    x_BNHD[..., ROTARY_PAIRS : 2 * ROTARY_PAIRS] = table[..., 1, 0] * a + table[..., 1, 1] * b
-    x_BNHD[..., 2 * ROTARY_PAIRS :] = normed[..., 2 * ROTARY_PAIRS :]
+def joined(tiles: list[Tensor]) -> Tensor:
+    """The tiles as one batch; a single one stays as it is, not copied."""
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
 
 
 class DecoderAttention(nn.Module):
     """Full attention over one clip; qkv lie interleaved per head, [q64|k64|v64]."""
 
-    def __init__(self, hidden: int, attend: Attend) -> None:
+    def __init__(self, hidden: int, attend: Attend, ops: VaeElementwise) -> None:
         super().__init__()
         self.num_heads = hidden // HEAD_WIDTH
         self.attend = attend
+        self.ops = ops
         self.to_qkv = nn.Linear(hidden, 3 * hidden, device="meta")
         self.to_out = nn.Linear(hidden, hidden, device="meta")
 
@@ -67,49 +62,46 @@ class DecoderAttention(nn.Module):
         """Attend within x [B,N,C]; NaN in the attention's output becomes 0 (contract 6.4)."""
         qkv = self.to_qkv(x_BNC).unflatten(-1, (self.num_heads, 3 * HEAD_WIDTH))
         q, k, v = qkv.chunk(3, dim=-1)
-        norm_and_rotate_(q, table)
-        norm_and_rotate_(k, table)
+        self.ops.rms_rope(q, k, table, NORM_EPS)
         out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.to_out(out.masked_fill(out.isnan(), 0.0))
+        return self.to_out(self.ops.nan_to_zero(out))
 
 
 class DecoderFeedForward(nn.Module):
     """w2(silu(gate) * up) with [gate|up] = w1(x)."""
 
-    def __init__(self, hidden: int, inner: int) -> None:
+    def __init__(self, hidden: int, inner: int, ops: VaeElementwise) -> None:
         super().__init__()
+        self.ops = ops
         self.w1 = nn.Linear(hidden, 2 * inner, device="meta")
         self.w2 = nn.Linear(inner, hidden, device="meta")
 
     def forward(self, x_BNC: Tensor) -> Tensor:
         """The gated feed-forward of x [B,N,C]."""
-        gate_up = self.w1(x_BNC)
-        if isinstance(self.w2, Int8ConvRotLinear):
-            return self.w2.forward_swiglu(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.w2(F.silu(gate) * up)
+        return self.w2(self.ops.swiglu(self.w1(x_BNC)))
 
 
 class DecoderBlock(nn.Module):
     """Pre-norm attention and feed-forward, added in place through learned scales."""
 
-    def __init__(self, hidden: int, inner: int, attend: Attend) -> None:
+    def __init__(self, hidden: int, inner: int, attend: Attend, ops: VaeElementwise) -> None:
         super().__init__()
+        self.ops = ops
         self.norm1 = nn.RMSNorm(hidden, eps=NORM_EPS, device="meta")
-        self.attn = DecoderAttention(hidden, attend)
+        self.attn = DecoderAttention(hidden, attend, ops)
         self.scale1 = nn.Parameter(torch.empty(hidden, device="meta"))
         self.norm2 = nn.RMSNorm(hidden, eps=NORM_EPS, device="meta")
-        self.ff = DecoderFeedForward(hidden, inner)
+        self.ff = DecoderFeedForward(hidden, inner, ops)
         self.scale2 = nn.Parameter(torch.empty(hidden, device="meta"))
 
     def forward(self, x_BNC: Tensor, table: Tensor, name: str, on_tap: Tap | None) -> Tensor:
         """Write the block's result into x [B,N,C] and return it."""
-        attended = self.attn(self.norm1(x_BNC), table)
+        attended = self.attn(self.ops.norm(self.norm1, x_BNC), table)
         tapped(on_tap, f"{name}.attn", attended)
-        x_BNC.addcmul_(attended, self.scale1)
-        fed = self.ff(self.norm2(x_BNC))
+        self.ops.scaled_add(x_BNC, attended, self.scale1)
+        fed = self.ff(self.ops.norm(self.norm2, x_BNC))
         tapped(on_tap, f"{name}.ff", fed)
-        x_BNC.addcmul_(fed, self.scale2)
+        self.ops.scaled_add(x_BNC, fed, self.scale2)
         tapped(on_tap, name, x_BNC)
         return x_BNC
 
@@ -120,14 +112,21 @@ class VideoDecoder(nn.Module):
     inv_freq: Tensor
 
     def __init__(
-        self, *, latent_channels: int, hidden: int, inner: int, depth: int, attend: Attend
+        self,
+        *,
+        latent_channels: int,
+        hidden: int,
+        inner: int,
+        depth: int,
+        attend: Attend,
+        ops: VaeElementwise,
     ) -> None:
         super().__init__()
         self.x_embedder = nn.Linear(latent_channels, hidden, device="meta")
         self.register_tokens = nn.Parameter(torch.empty(1, NUM_REGISTERS, hidden, device="meta"))
         self.mask_token = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))  # stored, unused
         self.transformer_blocks = nn.ModuleList(
-            DecoderBlock(hidden, inner, attend) for _ in range(depth)
+            DecoderBlock(hidden, inner, attend, ops) for _ in range(depth)
         )
         self.norm_out = nn.LayerNorm(hidden, eps=NORM_EPS, device="meta")
         patch = 3 * FRAMES_PER_TOKEN * PIXELS_PER_TOKEN**2
@@ -139,8 +138,8 @@ class VideoDecoder(nn.Module):
         grid = (z_BCthw.shape[2], z_BCthw.shape[3], z_BCthw.shape[4])
         table = rotary_table(grid, self.inv_freq)
         tapped(on_tap, "mod/rope_table", table)
-        # not made contiguous: the copy changes fp16 results (contract 0.1.5)
-        embedded = self.x_embedder(z_BCthw.flatten(2).transpose(1, 2))
+        # not made contiguous: the copy changes fp16 results (contract 0.1.5); a batch would be
+        embedded = joined([self.x_embedder(z.flatten(2).transpose(1, 2)) for z in z_BCthw.split(1)])
         tapped(on_tap, "mod/x_embedder", embedded)
         x_BNC = self.with_suffix(embedded)
         for i, block in enumerate(self.transformer_blocks):

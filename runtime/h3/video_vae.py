@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,15 @@ from torch import Tensor, nn
 from runtime.cancel import Cancelled
 from runtime.checkpoints.base import Checkpoint, CheckpointError
 from runtime.checkpoints.load import LoadProgress, LoadReport, load_into
-from runtime.h3.video_decoder import VideoDecoder
+from runtime.h3.video_decode import (
+    CHUNKS_AHEAD,
+    Chunk,
+    RawClips,
+    Watch,
+    in_flight,
+    to_bytes,
+)
+from runtime.h3.video_decoder import VideoDecoder, joined
 from runtime.h3.video_encoder import SPACE_STRIDES, VideoEncoder
 from runtime.h3.video_tiles import (
     CLIP_FRAMES,
@@ -22,19 +31,17 @@ from runtime.h3.video_tiles import (
     PIXELS_PER_TOKEN,
     Split,
     Tap,
-    join_clips,
     join_tiles,
-    num_chunks,
     num_padding_tokens,
     split,
     tapped,
     whole,
 )
 from runtime.kernels.attention import Attend
+from runtime.kernels.elementwise import VaeElementwise, load_vae
 from runtime.kernels.linear import linear_builder
 from runtime.nonfinite import require_finite
 
-DECODE_STAGE = "video VAE decode"
 ENCODE_STAGE = "video VAE encode"
 PIXEL_MEAN = (0.485, 0.456, 0.406)  # ImageNet
 PIXEL_STD = (0.229, 0.224, 0.225)
@@ -101,9 +108,13 @@ class VideoVAE(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, config: VideoVaeConfig, attend: Attend) -> None:
+    def __init__(
+        self, config: VideoVaeConfig, attend: Attend, ops: VaeElementwise, *, tiles: int = 1
+    ) -> None:
+        """tiles: of the decoder, in one batch."""
         super().__init__()
         self.config = config
+        self.tiles = tiles
         channels, moments = config.latent_channels, config.moments
         self.encoder = VideoEncoder(channels=config.channels, moments=moments)
         self.decoder = VideoDecoder(
@@ -112,6 +123,7 @@ class VideoVAE(nn.Module):
             inner=config.inner,
             depth=config.depth,
             attend=attend,
+            ops=ops,
         )
         self.quant_conv = nn.Conv3d(moments, moments, 1, device="meta")
         self.post_quant_conv = nn.Conv3d(channels, channels, 1, device="meta")
@@ -151,6 +163,7 @@ class VideoVAE(nn.Module):
         self,
         latent: Tensor,
         *,
+        as_bytes: bool = False,
         cancelled: Callable[[], bool] = never,
         on_tile: Callable[[int, int], None] = unreported,
         on_tap: Tap | None = None,
@@ -159,32 +172,57 @@ class VideoVAE(nn.Module):
         """Finished frames [n,H,W,3], float32 in [0,1] on the CPU, in order (contract 6.4-6.6).
 
         latent: normalised [1,24,T,h,w]. A chunk is final when yielded: 17 frames each, then the
-        rest. on_tile(done, total) follows each decoder call. tiling=False exists for parity only.
-        Raises ValueError for another shape, Cancelled before the next tile once `cancelled()` is
-        true, NonFinite naming the stage.
+        rest. as_bytes: uint8, rounded on the device; on a GPU in pinned memory, and the next chunk
+        is launched before one is waited for. on_tile(done, total) follows each tile that was
+        launched. tiling=False exists for parity only. Raises ValueError for another shape,
+        Cancelled before the next batch of `tiles` once `cancelled()` is true, NonFinite naming the
+        stage.
         """
         self._check_latent(latent)
-        return self._decode_chunks(latent, cancelled, on_tile, on_tap, split if tiling else whole)
+        watch = Watch(cancelled=cancelled, on_tile=on_tile, on_tap=on_tap)
+        return self._decode_chunks(latent, watch, split if tiling else whole, as_bytes)
 
     @torch.no_grad()
     def _decode_chunks(
-        self,
-        latent: Tensor,
-        cancelled: Callable[[], bool],
-        on_tile: Callable[[int, int], None],
-        on_tap: Tap | None,
-        cut: Callable[[int], Split],
+        self, latent: Tensor, watch: Watch, cut: Callable[[int], Split], as_bytes: bool
     ) -> Iterator[Tensor]:
-        clips = _Clips(self, latent, cancelled, on_tile, on_tap, cut)
-        for raw in join_clips(clips.decode, latent.shape[2], on_tap):
-            yield self.to_frames(raw)
+        clips = RawClips(
+            self._decode_tiles,
+            self._padded(latent),
+            latent.shape[2],
+            cut=cut,
+            at_once=self.tiles,
+            watch=watch,
+        )
+        ahead = CHUNKS_AHEAD if as_bytes and self.device.type == "cuda" else 0
+        yield from in_flight(clips.joined(), partial(self._start, as_bytes=as_bytes), ahead)
+
+    def _padded(self, latent: Tensor) -> Tensor:
+        """Latents as the decoder takes them: denormalised, the last one repeated at the end."""
+        z = latent.to(self.device, self.dtype)
+        z = z * _channels(self.latents_std) + _channels(self.latents_mean)
+        if latent.shape[2] > 1:
+            padding = num_padding_tokens(latent.shape[2])
+            z = torch.cat((z, z[:, :, -1:].expand(-1, -1, padding, -1, -1)), dim=2)
+        return z
+
+    def _decode_tiles(self, z_BCthw: Tensor, on_tap: Tap | None) -> Tensor:
+        """Raw tiles; the convolution runs tile by tile: another batch may choose another kernel."""
+        latents = joined([self.post_quant_conv(z) for z in z_BCthw.split(1)])
+        tapped(on_tap, "mod/post_quant_conv", latents)
+        raw: Tensor = self.decoder(latents, on_tap)
+        return raw
 
     def to_frames(self, raw_BCFHW: Tensor) -> Tensor:
         """Raw pixels to float32 frames [F,H,W,3] in [0,1] on the CPU, in memory of their own."""
-        require_finite(raw_BCFHW, stage=DECODE_STAGE, tensor="raw pixels")
+        return self._start(raw_BCFHW, as_bytes=False).wait()
+
+    def _start(self, raw_BCFHW: Tensor, *, as_bytes: bool) -> Chunk:
+        finite = torch.isfinite(raw_BCFHW).all()
         std, mean = (x.float().view(1, 3, 1, 1, 1) for x in (self.pixel_std, self.pixel_mean))
         frames = (raw_BCFHW.float() * std + mean).clamp(0.0, 1.0)
-        return frames[0].permute(1, 2, 3, 0).contiguous().cpu()
+        frames = frames[0].permute(1, 2, 3, 0)
+        return Chunk((to_bytes(frames) if as_bytes else frames).contiguous(), finite)
 
     def _check_latent(self, latent: Tensor) -> None:
         channels = self.config.latent_channels
@@ -253,58 +291,6 @@ class VideoVAE(nn.Module):
         return x
 
 
-class _Clips:
-    """Decodes runs of latents, tile by tile, counting the decoder calls."""
-
-    def __init__(
-        self,
-        vae: VideoVAE,
-        latent: Tensor,
-        cancelled: Callable[[], bool],
-        on_tile: Callable[[int, int], None],
-        on_tap: Tap | None,
-        cut: Callable[[int], Split],
-    ) -> None:
-        self.vae, self.cancelled, self.on_tile, self.on_tap = vae, cancelled, on_tile, on_tap
-        num_tokens = latent.shape[2]
-        self.rows = cut(latent.shape[3] * PIXELS_PER_TOKEN)
-        self.columns = cut(latent.shape[4] * PIXELS_PER_TOKEN)
-        self.total = num_chunks(num_tokens) * len(self.rows) * len(self.columns)
-        self.done = 0
-        z = latent.to(vae.device, vae.dtype)
-        z = z * _channels(vae.latents_std) + _channels(vae.latents_mean)
-        if num_tokens > 1:
-            padding = num_padding_tokens(num_tokens)
-            z = torch.cat((z, z[:, :, -1:].expand(-1, -1, padding, -1, -1)), dim=2)
-        self.z = z
-
-    def decode(self, start: int, num_tokens: int) -> Tensor:
-        """Latents [start, start + num_tokens) -> raw pixels [1,3,4*num_tokens,H,W]."""
-        z = self.z[:, :, start : start + num_tokens]
-
-        def tile(y: slice, x: slice) -> Tensor:
-            return self._decode_tile(z[..., _tokens(y), _tokens(x)])
-
-        return join_tiles(tile, self.rows, self.columns, 1)
-
-    def _decode_tile(self, z: Tensor) -> Tensor:
-        if self.cancelled():
-            raise Cancelled
-        tap = self.on_tap if self.done == 0 else None  # the goldens' modules are of the first call
-        tapped(self.on_tap, f"clip_{self.done}/z", z)
-        latents = self.vae.post_quant_conv(z)
-        tapped(tap, "mod/post_quant_conv", latents)
-        raw = self.vae.decoder(latents, tap)
-        tapped(self.on_tap, f"clip_{self.done}/pixels_raw", raw)
-        self.done += 1
-        self.on_tile(self.done, self.total)
-        return raw
-
-
-def _tokens(pixels: slice) -> slice:
-    return slice(pixels.start // PIXELS_PER_TOKEN, pixels.stop // PIXELS_PER_TOKEN)
-
-
 def _channels(x_C: Tensor) -> Tensor:
     return x_C.view(1, -1, 1, 1, 1)
 
@@ -334,20 +320,24 @@ def load_video_vae(
     dtype: torch.dtype,
     attend: Attend,
     int8: str = "int8_convrot",
+    elementwise: str = "eager",
+    tiles: int = 1,
     progress: LoadProgress | None = None,
 ) -> tuple[VideoVAE, LoadReport]:
     """The VAE of an open checkpoint, on `device`, computing in float32 or float16 (contract 6.6).
 
-    float16 rounds the buffers too. int8: the linear backend of quantised decoder layers. Raises
+    float16 rounds the buffers too. int8: the linear backend of quantised decoder layers.
+    elementwise: how the decoder's other steps run. tiles: decoded in one batch. Raises
     CheckpointError for a file of another model and Unavailable when the device cannot run a layer.
     """
-    vae = VideoVAE(VideoVaeConfig.of(checkpoint), attend)
+    ops = load_vae(elementwise, device)
+    vae = VideoVAE(VideoVaeConfig.of(checkpoint), attend, ops, tiles=tiles)
     report = load_into(
         vae,
         checkpoint,
         device=device,
         dtype_of=lambda name, stored: dtype,
-        build_linear=linear_builder((int8,), checkpoint.layers, device),
+        build_linear=linear_builder({"int8_tensorwise": int8}, checkpoint.layers, device),
         progress=progress,
     )
     vae.pixel_mean = vae.pixel_mean.to(device, dtype)

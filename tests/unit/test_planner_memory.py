@@ -22,6 +22,7 @@ from runtime.h3.text_layers import LanguageConfig, Layer
 from runtime.h3.text_vision import VisionConfig, VisionTower
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
 from runtime.kernels.elementwise.eager import Eager
+from runtime.kernels.elementwise.vae_eager import VaeEager
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
 from tests.unit.full_size import write_set
 from tests.unit.live_bytes import peak_bytes
@@ -144,7 +145,7 @@ def vae(request: pytest.FixtureRequest) -> tuple[str, VideoVAE]:
         inner=8192,
         depth=36,
     )
-    model = VideoVAE(config, attend).to(META, DTYPES[request.param])
+    model = VideoVAE(config, attend, VaeEager()).to(META, DTYPES[request.param])
     return request.param, model
 
 

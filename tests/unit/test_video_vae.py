@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from runtime.cancel import Cancelled
 from runtime.checkpoints.base import Checkpoint, CheckpointError
 from runtime.checkpoints.demo import random_checkpoint
+from runtime.h3.video_decode import DECODE_STAGE
 from runtime.h3.video_decoder import rotary_frequencies, rotary_table
 from runtime.h3.video_tiles import (
     CLIP_FRAMES,
@@ -26,12 +27,12 @@ from runtime.h3.video_tiles import (
     num_frames,
     split,
 )
-from runtime.h3.video_vae import DECODE_STAGE, ENCODE_STAGE, VideoVAE, load_video_vae
-from runtime.kernels.attention import Attend, attention_backend
+from runtime.h3.video_vae import ENCODE_STAGE, VideoVAE, load_video_vae
+from runtime.kernels.attention import Attend, AttentionOptions, attention_backend
 from runtime.nonfinite import NonFinite
 
 CPU = torch.device("cpu")
-SDPA = attention_backend("sdpa").load(CPU)
+SDPA = attention_backend("sdpa").load(CPU, AttentionOptions())
 
 
 def load(

@@ -1,4 +1,4 @@
-"""Elementwise steps of the denoiser by name; a new form is one file with `BACKEND` and a word here.
+"""Elementwise steps by name; a new form is one file with `BACKEND` and a word here.
 
 S rows, D hidden, F hidden of the MLP, T rows of an AdaLN table.
 """
@@ -9,9 +9,23 @@ import importlib
 
 import torch
 
-from runtime.kernels.elementwise.base import Elementwise, ElementwiseBackend, Span
+from runtime.kernels.elementwise.base import (
+    Elementwise,
+    ElementwiseBackend,
+    Span,
+    VaeElementwise,
+)
 
-__all__ = ["BACKENDS", "Elementwise", "ElementwiseBackend", "Span", "elementwise_backend", "load"]
+__all__ = [
+    "BACKENDS",
+    "Elementwise",
+    "ElementwiseBackend",
+    "Span",
+    "VaeElementwise",
+    "elementwise_backend",
+    "load",
+    "load_vae",
+]
 
 BACKENDS = ("eager", "kitchen", "triton")
 
@@ -26,3 +40,8 @@ def elementwise_backend(name: str) -> ElementwiseBackend:
 def load(name: str, device: torch.device) -> Elementwise:
     """The named steps for tensors of `device`; Unavailable says why they cannot run there."""
     return elementwise_backend(name).load(device)
+
+
+def load_vae(name: str, device: torch.device) -> VaeElementwise:
+    """The named steps of the video VAE's decoder; Unavailable as in `load`."""
+    return elementwise_backend(name).load_vae(device)

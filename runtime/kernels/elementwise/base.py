@@ -51,12 +51,38 @@ class Elementwise(Protocol):
         """
 
 
+class VaeElementwise(Protocol):
+    """The steps between the products of a block of the video VAE's decoder (contract 6.4).
+
+    B tiles, N tokens, C hidden, F hidden of the MLP; fp16 or fp32 throughout.
+    """
+
+    def norm(self, norm: nn.RMSNorm, x_BNC: Tensor) -> Tensor:
+        """`norm`, rounded once; a new tensor."""
+
+    def rms_rope(self, q_BNHd: Tensor, k_BNHd: Tensor, table_1N1R22: Tensor, eps: float) -> None:
+        """RMSNorm over the head without weight, then rotation of its first 2R dims; in place.
+
+        q and k are views of one buffer; the table is that of `Elementwise.rms_rope`.
+        """
+
+    def nan_to_zero(self, x: Tensor) -> Tensor:
+        """x with 0 for NaN; infinities stay. A new tensor."""
+
+    def swiglu(self, gate_up_BN2F: Tensor) -> Tensor:
+        """silu of the first half, rounded, times the second: [B, N, F]."""
+
+    def scaled_add(self, x_BNC: Tensor, o_BNC: Tensor, scale_C: Tensor) -> None:
+        """x += o * scale in place with one rounding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseBackend:
-    """A form by name. `load` raises Unavailable where it cannot run; `route` says what runs."""
+    """A form by name. The loads raise Unavailable where it cannot run; `route` says what runs."""
 
     name: str
     load: Callable[[torch.device], Elementwise]
+    load_vae: Callable[[torch.device], VaeElementwise]
     route: Callable[[torch.device], str]
     requirement: str = "any device"
     package: str = "torch"

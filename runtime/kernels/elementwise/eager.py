@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.kernels.elementwise.base import ElementwiseBackend, Span
+from runtime.kernels.elementwise.vae_eager import VaeEager
 
 
 class Eager:
@@ -68,5 +69,8 @@ def _rms_rotate(x_SHd: Tensor, table_S1R22: Tensor, weight_d: Tensor, eps: float
 
 
 BACKEND = ElementwiseBackend(
-    name="eager", load=lambda device: Eager(), route=lambda device: f"torch {torch.__version__}"
+    name="eager",
+    load=lambda device: Eager(),
+    load_vae=lambda device: VaeEager(),
+    route=lambda device: f"torch {torch.__version__}",
 )

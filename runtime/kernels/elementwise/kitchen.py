@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runtime.kernels.elementwise.base import ElementwiseBackend
 from runtime.kernels.elementwise.eager import Eager
+from runtime.kernels.elementwise.vae_eager import VaeEager
 from runtime.kernels.unavailable import Unavailable
 
 
@@ -46,7 +47,10 @@ def _load(device: torch.device) -> Kitchen:
 BACKEND = ElementwiseBackend(
     name="kitchen",
     load=_load,
-    route=lambda device: f"torch {torch.__version__}, rotation by comfy-kitchen's CUDA kernel",
+    load_vae=lambda device: VaeEager(),
+    route=lambda device: (
+        f"torch {torch.__version__}, rotation by comfy-kitchen's CUDA kernel; video VAE eager"
+    ),
     requirement="a CUDA GPU that comfy-kitchen's CUDA backend supports",
     package="comfy-kitchen",
 )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.kernels.elementwise.base import ElementwiseBackend, Span
+from runtime.kernels.elementwise.vae_triton import VaeTriton
 from runtime.kernels.unavailable import Unavailable
 
 
@@ -77,13 +78,20 @@ class Triton:
 
 
 def _load(device: torch.device) -> Triton:
+    return Triton(_kernels("triton_kernels", device), device)
+
+
+def _load_vae(device: torch.device) -> VaeTriton:
+    return VaeTriton(_kernels("vae_triton_kernels", device))
+
+
+def _kernels(file: str, device: torch.device) -> Any:
     if device.type != "cuda":
         raise Unavailable("triton", f"its kernels need a CUDA device, got {device}")
     try:
-        kernels = importlib.import_module("runtime.kernels.elementwise.triton_kernels")
+        return importlib.import_module(f"runtime.kernels.elementwise.{file}")
     except ImportError as error:
         raise Unavailable("triton", f"Triton cannot be imported ({error})") from error
-    return Triton(kernels, device)
 
 
 def _route(device: torch.device) -> str:
@@ -94,6 +102,7 @@ def _route(device: torch.device) -> str:
 BACKEND = ElementwiseBackend(
     name="triton",
     load=_load,
+    load_vae=_load_vae,
     route=_route,
     requirement="a CUDA GPU and Triton, which comes with PyTorch for CUDA",
     package="triton",

@@ -110,7 +110,7 @@ def norm_modulate(
 ) -> Tensor:
     """A new [S, D]; rows_S int32 names each row's table row."""
     rows, width = x_SD.shape
-    _check(x_SD.is_contiguous() and shift_TD.stride() == scale_TD.stride(), x_SD, shift_TD)
+    require_layout(x_SD.is_contiguous() and shift_TD.stride() == scale_TD.stride(), x_SD, shift_TD)
     y_SD = torch.empty_like(x_SD)
     _norm_modulate_row[(rows,)](
         x_SD,
@@ -132,7 +132,7 @@ def norm_modulate(
 def gated_add(x_SD: Tensor, o_SD: Tensor, gate_TD: Tensor, rows_S: Tensor) -> None:
     """x += o * gate in place."""
     rows, width = x_SD.shape
-    _check(x_SD.is_contiguous() and o_SD.is_contiguous(), x_SD, o_SD)
+    require_layout(x_SD.is_contiguous() and o_SD.is_contiguous(), x_SD, o_SD)
     _gated_add_row[(rows,)](
         x_SD,
         o_SD,
@@ -149,7 +149,7 @@ def gated_add(x_SD: Tensor, o_SD: Tensor, gate_TD: Tensor, rows_S: Tensor) -> No
 def swiglu(gate_up_S2F: Tensor) -> Tensor:
     """A new [S, F]."""
     rows, double = gate_up_S2F.shape
-    _check(gate_up_S2F.is_contiguous(), gate_up_S2F)
+    require_layout(gate_up_S2F.is_contiguous(), gate_up_S2F)
     h_SF = torch.empty(rows, double // 2, dtype=gate_up_S2F.dtype, device=gate_up_S2F.device)
     grid = (rows, triton.cdiv(double // 2, COLUMNS))
     _swiglu_part[grid](
@@ -164,7 +164,7 @@ def rms_rope(x_SHd: Tensor, table_1S1R22: Tensor, weight_d: Tensor, eps: float) 
     pairs = table_1S1R22.shape[3]
     tail = width - 2 * pairs
     fits = x_SHd.stride(2) == 1 and table_1S1R22.is_contiguous() and tail & (tail - 1) == 0 < tail
-    _check(fits, x_SHd, table_1S1R22)
+    require_layout(fits, x_SHd, table_1S1R22)
     _rms_rope_heads[(rows, triton.cdiv(heads, HEADS))](
         x_SHd,
         table_1S1R22,
@@ -182,7 +182,8 @@ def rms_rope(x_SHd: Tensor, table_1S1R22: Tensor, weight_d: Tensor, eps: float) 
     )
 
 
-def _check(fits: bool, *tensors: Tensor) -> None:
+def require_layout(fits: bool, *tensors: Tensor) -> None:
+    """ValueError with the shapes and strides unless a kernel takes these tensors."""
     if not fits:
         shapes = ", ".join(f"{tuple(t.shape)} of strides {t.stride()}" for t in tensors)
         raise ValueError(f"the Triton kernels do not take tensors laid out like this: {shapes}")

@@ -80,11 +80,6 @@ class Int8ConvRotLinear(PackedLinear):
         y_MN = parts[0] if len(parts) == 1 else torch.cat(parts)
         return y_MN.unflatten(0, x.shape[:-1])
 
-    def forward_swiglu(self, gate_up: Tensor) -> Tensor:
-        """[gate|up] [...,2K] -> [...,N]: silu(gate) * up rounded in its dtype, then the linear."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self(F.silu(gate) * up)
-
     def _products(self, codes_MK: Tensor, scale_M1: Tensor, x: Tensor) -> Tensor:
         acc_MN = multiply(codes_MK, self.weight).float()
         y_MN = acc_MN.mul_(scale_M1 * self.weight_scale.reshape(1, -1)).to(x.dtype)
