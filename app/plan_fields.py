@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from runtime.messages import KJ_MODES, Plan
+from runtime.messages import KJ_MODES, STEP_CACHES, Plan
 
 Choice = Literal["attention", "linear", "elementwise", ""]
 Kind = Literal["choice", "whole number", "number", "switch"]
@@ -137,12 +137,52 @@ _FIELDS: tuple[_Row, ...] = (
     ),
     ("vae_blend", "VAE tile blending", ("raw_tails",), "", "choice", "As ComfyUI 0.33 blends."),
     (
+        "vae_tiles",
+        "VAE tiles at once",
+        (),
+        "",
+        "whole number",
+        "Decoded in one batch; each takes about 150 MB (fp32: 300 MB), 960x544 has 15 a clip.",
+    ),
+    (
         "text_encoder",
         "Text encoder",
-        ("resident", "stream"),
+        ("resident", "stream", "layers"),
         "",
         "choice",
-        "resident: stays in memory between requests; stream: loaded for each prompt.",
+        "resident: stays in memory; stream: loaded for each prompt; layers: two at a time, slower.",
+    ),
+    (
+        "cache",
+        "Step cache",
+        STEP_CACHES,
+        "",
+        "choice",
+        "Lossy: leaves out steps whose result it expects to guess; off computes every step.",
+    ),
+    (
+        "cache_threshold",
+        "Cache threshold",
+        (),
+        "",
+        "number",
+        "Of its measure, for video and for audio; higher skips more, 0 is the cache's own.",
+    ),
+    (
+        "cache_warmup",
+        "Cache warm-up",
+        (),
+        "",
+        "whole number",
+        "First steps that are always computed; 0 is the cache's own.",
+    ),
+    (
+        "cache_max_run",
+        "Cache run",
+        (),
+        "",
+        "whole number",
+        "Most steps left out in a row; 0 is the cache's own.",
     ),
     ("threads", "CPU threads", (), "", "whole number", "Of each process; 0 leaves it to PyTorch."),
     (

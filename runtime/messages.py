@@ -26,6 +26,8 @@ KJ_MODES = (
 
 FP8_BACKENDS = ("fp8_rowwise", "fp8_tensorwise")  # linears with dynamically scaled activations
 
+STEP_CACHES = ("off", "easy_cache", "h3_cache", "spectrum")
+
 ReferenceKind = Literal["image", "video", "audio"]
 
 
@@ -167,7 +169,14 @@ class Plan:
     island_rounding: str = "comfy"  # comfy: any quant marker rounds fp32 islands to dtype | keep
     video_vae_dtype: str = "fp16"
     vae_blend: str = "raw_tails"  # spatial tile blending of ComfyUI 0.33
-    text_encoder: str = "stream"  # resident: stays on the device between requests | stream
+    vae_tiles: int = 1  # of the video VAE's decoder, of all clips, in one batch
+    # resident: stays on the device between requests; stream: loaded whole for each new prompt;
+    # layers: for each new prompt, two of its layers on the device at a time
+    text_encoder: str = "stream"
+    cache: str = "off"  # lossy: a step cache of runtime/caches skips steps that it expects to guess
+    cache_threshold: float = 0.0  # of the cache's measure, for video and for audio; 0: its own
+    cache_warmup: int = 0  # first steps that are always computed; 0: the cache's own
+    cache_max_run: int = 0  # most steps skipped in a row; 0: the cache's own
     threads: int = 0  # CPU threads of a rank; 0 leaves torch's choice, parity uses 1
     kernel_times: bool = True  # attention and GEMM seconds per step; False: not measured
 
@@ -184,7 +193,8 @@ class Plan:
             "island_rounding": ("comfy", "keep"),
             "video_vae_dtype": ("fp16", "fp32"),
             "vae_blend": ("raw_tails",),
-            "text_encoder": ("resident", "stream"),
+            "text_encoder": ("resident", "stream", "layers"),
+            "cache": STEP_CACHES,
         }
         for field, values in allowed.items():
             if getattr(self, field) not in values:
@@ -199,6 +209,21 @@ class Plan:
             )
         if not 0 <= self.sol_tau <= 10:  # also NaN
             raise ValueError(f"plan field sol_tau must be 0 to 10, got {self.sol_tau}")
+        if not 0 <= self.cache_threshold <= 100:  # also NaN
+            raise ValueError(
+                f"plan field cache_threshold must be 0 (the cache's own) to 100, "
+                f"got {self.cache_threshold}"
+            )
+        for field in ("cache_warmup", "cache_max_run"):
+            if not 0 <= getattr(self, field) <= 1000:
+                raise ValueError(
+                    f"plan field {field} must be 0 (the cache's own) to 1000, "
+                    f"got {getattr(self, field)}"
+                )
+        if not 1 <= self.vae_tiles <= 1024:
+            raise ValueError(
+                f"plan field vae_tiles must be 1 (one by one) to 1024, got {self.vae_tiles}"
+            )
         if not 0 <= self.threads <= 4096:
             raise ValueError(
                 f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"

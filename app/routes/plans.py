@@ -55,7 +55,12 @@ class PlanJson(_Strict):
     island_rounding: str | None = None
     video_vae_dtype: str | None = None
     vae_blend: str | None = None
+    vae_tiles: int | None = None
     text_encoder: str | None = None
+    cache: str | None = None
+    cache_threshold: float | None = None
+    cache_warmup: int | None = None
+    cache_max_run: int | None = None
     threads: int | None = None
     kernel_times: bool | None = None
 
