@@ -135,6 +135,8 @@ class Pipeline:
                 dtype=DTYPES[plan.video_vae_dtype],
                 attend=attend,
                 int8=plan.int8,
+                elementwise=plan.elementwise,
+                tiles=plan.vae_tiles,
                 progress=tell("video VAE"),
             )
         reports.append(report)

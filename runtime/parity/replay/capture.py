@@ -55,6 +55,8 @@ class _Capture(Case):
             dtype=dtype,
             attend=load_attention(plan.vae_attention, device, dtype, attention_options(plan)),
             int8=plan.int8,
+            elementwise=plan.elementwise,
+            tiles=plan.vae_tiles,
         )
         self.audio_vae, _ = load_audio_vae(
             open_checkpoint(files.audio_vae, "audio_vae"), device=device
