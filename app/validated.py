@@ -17,7 +17,8 @@ from app.jobs import JobStore
 from app.parity_runs import REPORT
 
 FILE = presets.FOLDER / "backends.toml"
-FIELDS = ("attention", "vae_attention", "nvfp4", "fp8", "int8", "elementwise")  # of a plan, each names a backend
+# of a plan, each names a backend
+FIELDS = ("attention", "vae_attention", "dense", "nvfp4", "fp8", "int8", "elementwise")
 ALWAYS = ("attention", "vae_attention", "elementwise")  # used whatever the files hold
 PASSED = ("bit-equal", "pass", "info")
 _RECENT = 500  # jobs that are looked at

@@ -41,6 +41,11 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         raise Unsupported(
             f"the golden was captured in {own.dtype} and plan {plan.name} computes in {plan.dtype}"
         )
+    if plan.dense != own.dense:
+        raise Unsupported(
+            f"the golden's unquantised layers were captured as {own.dense} computes and plan "
+            f"{plan.name} names {plan.dense}"
+        )
     for field in _fields(checkpoint):
         fixed, asked = getattr(own, field), getattr(plan, field)
         if fixed != asked:
@@ -56,6 +61,7 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         memory=plan.memory,
         elementwise=plan.elementwise,
         island_rounding=plan.island_rounding,
+        weights=plan.weights,
     )
 
 
@@ -96,6 +102,7 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
             "vae_attention",
             "elementwise",
             "island_rounding",
+            "dense",
             *FORMATS,
             "video_vae_dtype",
         )

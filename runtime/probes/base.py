@@ -33,6 +33,7 @@ class Backend:
 
     name: str
     field: str  # of Plan
+    also: tuple[str, ...] = ()  # other fields of Plan that take it
     package: str
     version: str  # "" if it is not installed
     requirement: str

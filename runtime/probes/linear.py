@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.checkpoints.base import PackedWeight
+from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
 from runtime.checkpoints.demo import random_checkpoint
 from runtime.kernels.linear import BACKENDS, LinearBackend, linear_backend
 from runtime.kernels.linear.dequant import dequantise
@@ -20,8 +20,10 @@ from runtime.probes.base import (
 )
 
 ROWS = 33
+LAYER = "blocks.0.mlp.fc1"  # unquantised
 # stored format -> the demo denoiser that holds it, and the plan's field that names its backend
 STORED = {
+    UNQUANTISED: ("pruned_bf16", "dense"),
     "nvfp4": ("pruned_nvfp4", "nvfp4"),
     "float8_e4m3fn": ("full_fp8", "fp8"),
     "int8_tensorwise": ("pruned_int8", "int8"),
@@ -38,9 +40,11 @@ def _backend(name: str, devices: tuple[torch.device, ...]) -> Backend:
         backend = linear_backend(name)
     except Exception as error:  # its file imports a package that is broken
         return broken(name, "", error, devices)
+    field, *also = [STORED[f][1] for f in backend.formats if f in STORED] or [""]
     return Backend(
         name=name,
-        field=next((STORED[f][1] for f in backend.formats if f in STORED), ""),
+        field=field,
+        also=tuple(also),
         package=backend.package,
         version=version_of(backend.package),
         requirement=backend.requirement,
@@ -61,7 +65,16 @@ def _on(backend: LinearBackend, device: torch.device) -> Support:
 
 def _packed(stored: str, device: torch.device) -> PackedWeight:
     checkpoint = random_checkpoint("dit", size="tiny", format=STORED[stored][0])
-    return checkpoint.packed(next(iter(checkpoint.layers)), device)
+    if stored != UNQUANTISED:
+        return checkpoint.packed(next(iter(checkpoint.layers)), device)
+    weight = checkpoint.tensor(f"{LAYER}.weight", device)
+    rows, columns = weight.shape
+    return PackedWeight(
+        layer=LAYER,
+        quant=LayerQuant(format=UNQUANTISED),
+        shape=(rows, columns),
+        tensors={"weight": weight},
+    )
 
 
 def _deviation(backend: LinearBackend, packed: PackedWeight, device: torch.device) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import comfy_kitchen as ck
 import numpy as np
@@ -23,7 +24,11 @@ from runtime.kernels.unavailable import Unavailable
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16 = torch.bfloat16
-ALL = ("nvfp4_native", "fp8_native", "int8_convrot")
+ALL = {
+    "nvfp4": "nvfp4_native",
+    "float8_e4m3fn": "fp8_native",
+    "int8_tensorwise": "int8_convrot",
+}
 PLAIN = nn.Linear(1, 1)
 
 
@@ -118,7 +123,7 @@ def inputs(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 # ---- registry and refusals
 
 
-def build(names: tuple[str, ...], weight: PackedWeight, device: torch.device = CPU) -> nn.Module:
+def build(names: Mapping[str, str], weight: PackedWeight, device: torch.device = CPU) -> nn.Module:
     """The module of a checkpoint's one quantised layer."""
     return linear_builder(names, {weight.layer: weight.quant}, device)(weight, PLAIN)
 
@@ -133,7 +138,7 @@ def test_every_backend_is_registered_under_its_own_name_and_runs_on_the_cpu(name
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"nvfp4_dequant, nvfp4_native, .*, got 'nvfp4_fast'"):
-        linear_builder(("nvfp4_fast",), {}, CPU)
+        linear_builder({"nvfp4": "nvfp4_fast"}, {}, CPU)
 
 
 def test_native_nvfp4_is_refused_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +172,16 @@ def test_native_fp8_and_int8_are_refused_on_older_gpus(
         build(ALL, weight, CUDA)
 
 
-def test_a_format_that_no_named_backend_runs_is_refused_by_format_and_layer() -> None:
-    with pytest.raises(Unavailable, match=r"none of them runs nvfp4 \(blocks\.0\.mlp\.fc1\)"):
-        build(("fp8_native", "int8_convrot"), nvfp4_weight(32, 32))
+def test_a_format_without_a_backend_is_refused_by_format_and_layer() -> None:
+    said = r"layer blocks\.0\.mlp\.fc1 is nvfp4, allowed are float8_e4m3fn"
+    with pytest.raises(Unavailable, match=said):
+        build({"float8_e4m3fn": "fp8_native"}, nvfp4_weight(32, 32))
 
 
-def test_two_backends_of_one_format_are_refused() -> None:
-    with pytest.raises(ValueError, match="nvfp4_dequant and nvfp4_native both run nvfp4 layers"):
-        linear_builder(("nvfp4_dequant", "nvfp4_native", "int8_convrot"), {}, CPU)
+def test_a_backend_that_does_not_run_the_format_is_refused() -> None:
+    said = r"'fp8_native' .* layer blocks\.0\.mlp\.fc1 is nvfp4, and it runs float8_e4m3fn"
+    with pytest.raises(Unavailable, match=said):
+        build(ALL | {"nvfp4": "fp8_native"}, nvfp4_weight(32, 32))
 
 
 def test_a_layer_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +191,7 @@ def test_a_layer_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPa
 
 
 def test_each_format_goes_to_its_named_backend() -> None:
-    names = ("nvfp4_kitchen_fallback", "fp8_native", "int8_convrot")
+    names = ALL | {"nvfp4": "nvfp4_kitchen_fallback"}
     assert type(build(names, nvfp4_weight(32, 32))) is NVFP4KitchenFallbackLinear
     assert type(build(names, fp8_weight(16, 16))) is FP8NativeLinear
 

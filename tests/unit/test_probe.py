@@ -57,7 +57,7 @@ def test_every_backend_is_told_with_what_a_plan_and_a_person_need() -> None:
             assert backend["requirement"] and backend["takes"] and backend["field"]
             (on_cpu,) = backend["devices"]
             assert on_cpu["available"] == (on_cpu["reason"] == "") == bool(on_cpu["route"])
-    assert {b["field"] for b in told["linear"]} == {"nvfp4", "fp8", "int8"}
+    assert {b["field"] for b in told["linear"]} == {"dense", "nvfp4", "fp8", "int8"}
     assert told["machine"]["torch"] == torch.__version__ and told["machine"]["cpu"]
     assert told["kitchen"]["backends"]["eager"] == ""
 

@@ -22,3 +22,4 @@ class LinearBackend:
     route: Callable[[torch.device], str]
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
+    narrows: bool = False  # rounds weights again: for the layers that a model allows it only

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.checkpoints.base import CheckpointError, PackedWeight
+from runtime.checkpoints.base import UNQUANTISED, CheckpointError, PackedWeight
 from runtime.kernels.linear.int8_convrot import rotate
 from runtime.kernels.linear.packed import PackedLinear
 
@@ -98,9 +98,14 @@ def _int8(packed: PackedWeight, dtype: torch.dtype) -> Tensor:
     return weight_NK.to(dtype)
 
 
+def _unquantised(packed: PackedWeight, dtype: torch.dtype) -> Tensor:
+    return packed.tensors["weight"].to(dtype)
+
+
 _DECODERS: Mapping[str, Callable[[PackedWeight, torch.dtype], Tensor]] = {
     "nvfp4": _nvfp4,
     "float8_e4m3fn": _fp8,
     "float8_e5m2": _fp8,
     "int8_tensorwise": _int8,
+    UNQUANTISED: _unquantised,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from runtime.checkpoints.base import PackedWeight
@@ -41,3 +43,8 @@ class PackedLinear(nn.Module):
     def bias_as(self, x: Tensor) -> Tensor | None:
         """The bias rounded to the compute dtype, as ComfyUI's mixed ops load it (contract 1.4b)."""
         return None if self.bias is None else self.bias.to(x.dtype)
+
+
+def beside_weight(packed: PackedWeight) -> Mapping[str, Tensor]:
+    """What a layer keeps when its weight gets another form: bias and pre_quant_scale."""
+    return {name: t for name, t in packed.tensors.items() if name in ("bias", "pre_quant_scale")}

@@ -1,0 +1,80 @@
+"""Which backend computes which linear of the denoiser, as the plan says (contract 1.4, 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
+from runtime.kernels.linear import linear_backend, linear_builder
+from runtime.messages import Plan
+
+# Of the blocks, and nothing else: fp32 islands, AdaLN, text projection, refiner and heads are never
+# rounded to FP8 by a plan; a layer of those that is stored narrow is widened.
+NARROW = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linears:
+    """`build` makes the stored quantised layers, and of the unquantised those in `converted`."""
+
+    build: Callable[[PackedWeight, nn.Module], nn.Module]
+    converted: frozenset[str]
+
+
+def choose(
+    model: nn.Module,
+    layers: Mapping[str, LayerQuant],
+    plan: Plan,
+    device: torch.device,
+    dtype_of: Callable[[str], torch.dtype],
+) -> Linears:
+    """layers: the quantised ones of the file. dtype_of: of a layer's activations.
+
+    ValueError or Unavailable, before anything is read, for a backend that does not exist, does not
+    run a layer's format or does not run on the device.
+    """
+    narrow = narrow_layers(model)
+    converted = narrow - layers.keys() if plan.dense != "dense" else frozenset()
+    build = linear_builder(
+        named(plan),
+        {**layers, **dict.fromkeys(converted, LayerQuant(format=UNQUANTISED))},
+        device,
+        narrow=narrow,
+        cached=dtype_of if plan.weights == "cached" else None,
+    )
+    return Linears(build=build, converted=converted)
+
+
+def named(plan: Plan) -> Mapping[str, str]:
+    """Stored format to the backend that the plan names for it."""
+    return {
+        UNQUANTISED: plan.dense,
+        "nvfp4": plan.nvfp4,
+        "float8_e4m3fn": plan.fp8,
+        "float8_e5m2": plan.fp8,
+        "int8_tensorwise": plan.int8,
+    }
+
+
+def narrow_layers(model: nn.Module) -> frozenset[str]:
+    """The layers that a backend may round to FP8."""
+    return frozenset(
+        name
+        for name, _ in model.named_modules()
+        if name.startswith("blocks.") and name.split(".", 2)[-1] in NARROW
+    )
+
+
+def routes(
+    model: nn.Module, layers: Mapping[str, LayerQuant], plan: Plan, device: torch.device
+) -> dict[str, str]:
+    """By "linear NAME": what runs, for the backends that some layer uses."""
+    stored = {quant.format for quant in layers.values()}
+    if narrow_layers(model) - layers.keys():
+        stored.add(UNQUANTISED)
+    names = dict.fromkeys(name for format, name in named(plan).items() if format in stored)
+    return {f"linear {name}": linear_backend(name).route(device) for name in names}
