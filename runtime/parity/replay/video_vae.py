@@ -48,14 +48,21 @@ def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
 
 
 def load_golden_vae(golden: Golden, checkpoints: Path, setup: Setup) -> VideoVAE:
-    """The golden's VAE in the golden's dtype, with torch's attention or the plan's."""
+    """The golden's VAE in its dtype; torch's attention, eager, tile by tile, or as the plan."""
     dtype = golden.header["vae_dtype"]
     if dtype not in DTYPES:
         raise Unsupported(f"video VAE dtype {dtype}")
     checkpoint = open_checkpoint(checkpoints / f"{golden.params['vvae']}.safetensors", "video_vae")
     name, options = vae_attention(golden, setup), AttentionOptions()
     attend = load_attention(name, setup.device, DTYPES[dtype], options)
-    return load_video_vae(checkpoint, device=setup.device, dtype=DTYPES[dtype], attend=attend)[0]
+    return load_video_vae(
+        checkpoint,
+        device=setup.device,
+        dtype=DTYPES[dtype],
+        attend=attend,
+        elementwise=setup.plan.elementwise if setup.plan else "eager",
+        tiles=setup.plan.vae_tiles if setup.plan else 1,
+    )[0]
 
 
 class _Taps:
