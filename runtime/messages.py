@@ -313,6 +313,20 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CachedStep:
+    """How a step was answered where the plan has a step cache.
+
+    video, audio: the cache's measure of what a skip changes; None where there was none yet.
+    """
+
+    step: int  # from 0
+    side: str  # positive | negative
+    kind: str  # computed | reused | forecast
+    video: float | None = None
+    audio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """Last event of a request that ended well."""
 
@@ -322,6 +336,7 @@ class Result:
     stages: tuple[StageTime, ...]
     peak_memory_bytes: int
     record: Path
+    cached_steps: tuple[CachedStep, ...] = ()  # of all steps and sides; () without a step cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ MODALITY_ROW = {
     "video": 0, "cond": 0, "ref_img": 0, "audio": 2, "cond_audio": 2, "ref_audio": 2,
 }  # fmt: skip  # text rows carry their own tags
 
+# As H3Model.forward: rows of the targets to data-ward velocities
+Evaluate = Callable[[Tensor, Tensor, PackedInputs, StepRows], tuple[Tensor, Tensor]]
 Tap = Callable[[str, Tensor], None]  # (name as in the goldens, tensor); clone what you keep
 
 
@@ -121,6 +123,7 @@ class Side:
         device: torch.device,
     ) -> None:
         self.model, self.shifts, self.device = model, shifts, device
+        self.evaluate: Evaluate = model  # or what wraps it for this side of this request
         self.layout = layout_of(conditioning, target)
         self.text_tags = conditioning.context.token_tags
         positions = torch.from_numpy(self.layout.positions_S3).to(device)
@@ -144,7 +147,7 @@ class Side:
             audio = audio * (sigma_a / sigma_v).to(audio.dtype)
         rows = step_rows(self.inputs.segments, self.text_tags, sigma_v, sigma_a)
         self.model.packed_rows.conditioning = self.inputs.segments[-2][0]  # targets come last
-        video_rows, audio_rows = self.model(
+        video_rows, audio_rows = self.evaluate(
             patchify(x.video.to(torch.float32)), pack_audio(audio.to(torch.float32)),
             self.inputs, rows,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from runtime.checkpoints.load import LoadReport
 from runtime.checkpoints.modes import mode_of
 from runtime.clock import AUDIO_VAE_DECODE, DENOISE, MUX, VIDEO_VAE_DECODE, StageClock
 from runtime.h3.audio_vae import load_audio_vae, loudness_guard
+from runtime.h3.cached import CachedModel, route, summary
 from runtime.h3.conditioning import (
     Conditioning,
     ConditioningInputs,
@@ -42,6 +43,7 @@ from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.schedule import sigmas_for
 from runtime.h3.sizes import SAMPLE_RATE
 from runtime.h3.text import TextEncoder
+from runtime.h3.text_streamed import LayeredTextEncoder
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
 from runtime.kernels.attention import attention_backend, load_attention
@@ -50,6 +52,7 @@ from runtime.machine import driver
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import (
+    CachedStep,
     Event,
     Note,
     Plan,
@@ -81,6 +84,7 @@ class _Job:
     cancelled: Callable[[], bool]
     clock: StageClock
     notes: list[str] = field(default_factory=list)  # so far; the mp4 carries them too
+    cached: list[CachedStep] = field(default_factory=list)  # steps of a step cache
 
     def note(self, text: str, *, warning: bool = False) -> None:
         self.notes.append(text)
@@ -153,15 +157,16 @@ class Pipeline:
                 check()
                 told(done, total)
 
+            kind = LayeredTextEncoder if plan.text_encoder == "layers" else TextEncoder
             with _naming(files.text_encoder):
-                return TextEncoder(
+                return kind(
                     text,
                     device=self.device,
                     deepstack_layers=files.deepstack_layers,
                     progress=progress,
                 )
 
-        # `check` raises Cancelled: a request that streams the encoder stops between two tensors
+        # `check` raises Cancelled: a request that streams the encoder stops between two parts
         self._text_encoder: Callable[[Callable[[], None]], TextEncoder] = text_encoder
         if plan.text_encoder == "resident":
             resident = text_encoder(lambda: None)
@@ -345,8 +350,10 @@ class Pipeline:
         sigmas = sigmas_for(request.scheduler, request.steps, shifts.video)
         total = len(sigmas) - 1
 
-        def side(conditioning: Conditioning) -> Side:
-            return Side(
+        caches: list[CachedModel] = []
+
+        def side(conditioning: Conditioning, name: str) -> Side:
+            made = Side(
                 self.model,
                 conditioning,
                 target,
@@ -354,6 +361,10 @@ class Pipeline:
                 shifts=shifts,
                 device=self.device,
             )
+            if self.plan.cache != "off":
+                caches.append(CachedModel(self.model, self.plan, total, name))
+                made.evaluate = caches[-1]
+            return made
 
         def timed(step: int) -> AbstractContextManager[None]:
             job.check()
@@ -364,12 +375,12 @@ class Pipeline:
             if previews is not None:
                 previews.show(result.step, result.denoised.video)
 
-        first = side(positive)
+        first = side(positive, "positive")
         job.note(f"{first.layout.num_rows} packed rows")
         job.progress(DENOISE, 0, total)
-        return sample(
+        latents = sample(
             first,
-            None if negative is None else side(negative),
+            None if negative is None else side(negative, "negative"),
             cfg=request.cfg,
             sampler=request.sampler,
             sigmas=sigmas,
@@ -378,6 +389,10 @@ class Pipeline:
             on_step=on_step,
             timed=timed,
         )
+        for cache in caches:
+            job.note(summary(self.plan.cache, cache.steps))
+            job.cached.extend(cache.steps)
+        return latents
 
     def _write_latents(self, latents: Latents, request: Ref2VARequest, out: Path) -> Path:
         path = out / "latents.safetensors"
@@ -448,6 +463,7 @@ class Pipeline:
             stages=(),  # the worker fills them in, end to end included
             peak_memory_bytes=self._peak(job.clock),
             record=out / "run.json",
+            cached_steps=tuple(job.cached),
         )
 
     def _record(self) -> dict[str, object]:
@@ -482,6 +498,8 @@ class Pipeline:
             "vae_attention": attention_backend(plan.vae_attention).route(device, options),
             "elementwise": elementwise_backend(plan.elementwise).route(device),
         }
+        if plan.cache != "off":
+            resolved["step cache"] = route(plan)
         return resolved | linear_routes(self.model, self.dit_layers, plan, device)
 
 
