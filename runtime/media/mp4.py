@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import av
@@ -23,12 +25,14 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from av.video.stream import VideoStream
 from numpy.typing import ArrayLike, NDArray
 
+from runtime.media.aside import Aside
 from runtime.media.colour import SCALING
 from runtime.media.containers import open_media
 from runtime.media.files import atomic_file
 
 AUDIO_RATES = (32_000, 48_000)
 RUN_KEY = "h3_run"
+WAITING_CHUNKS = 2  # for the encoder
 _OPTIONS = {
     "movflags": "+faststart+use_metadata_tags",  # arbitrary keys survive only with the second
     "max_interleave_delta": "0",  # sound may come last: packets wait for it, encoded, in memory
@@ -55,13 +59,18 @@ class Mp4Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenMp4:
-    """What was written; sound_seconds is 0.0 without sound."""
+    """What was written; sound_seconds is 0.0 without sound.
+
+    encoding_seconds: of the encoder's thread; exposed_seconds: what the caller waited for it.
+    """
 
     path: Path
     frames: int
     video_seconds: float
     sound_seconds: float
     bytes: int
+    encoding_seconds: float
+    exposed_seconds: float
     notes: tuple[str, ...]
 
 
@@ -79,13 +88,14 @@ def write_mp4(
 ) -> WrittenMp4:
     """Encodes chunks of frames as they come and writes `path` atomically.
 
-    frames: yields float32 [N,H,W,3] sRGB in [0,1] (CPU tensors or arrays), H and W even; one chunk
-    is alive at a time and only encoded packets are kept. wave: float32 [2,L] at
+    frames: yields uint8, or float32 in [0,1], [N,H,W,3] sRGB (CPU tensors or arrays), H and W even.
+    They are encoded in a thread of their own: besides the one being encoded and the one just
+    yielded WAITING_CHUNKS are alive, and only encoded packets are kept. wave: float32 [2,L] at
     options.sample_rate, or a function called for it after the last frame; it must end within one
     frame of the pictures. metadata: a JSON object, stored under "h3_run" and "comment".
-    check_cancel runs before each frame and raises to stop; then, and on any other failure, no file
-    is left. Raises ValueError for bad input, naming the stage of values that are not finite, and
-    DiskFullError.
+    check_cancel is called in this thread, at each chunk and while waiting, and raises to stop;
+    then, and on any other failure, no file is left. Raises ValueError for bad input, naming the
+    stage of values that are not finite, and DiskFullError.
     """
     text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
     text.encode()  # a lone surrogate fails here, not after minutes of encoding
@@ -93,13 +103,16 @@ def write_mp4(
         with av.open(str(part), "w", format="mp4", options=dict(_OPTIONS)) as container:
             container.metadata[RUN_KEY] = text
             container.metadata["comment"] = text
-            writer = _Writer(container, options, with_sound=wave is not None)
-            for chunk in frames:
-                writer.add_frames(chunk, check_cancel)
-                del chunk  # else it lives on while the next one is made
-            if wave is not None:
-                writer.add_sound(wave() if callable(wave) else wave)
-            writer.finish()
+            with Aside("mp4", waiting=WAITING_CHUNKS, check_cancel=check_cancel) as encoder:
+                writer = _Writer(container, options, encoder.stopped, with_sound=wave is not None)
+                for chunk in frames:
+                    encoder.put(partial(writer.add_frames, chunk))
+                    del chunk  # else it lives on while the next one is made
+                if wave is not None:
+                    sound = wave() if callable(wave) else wave
+                    encoder.put(partial(writer.add_sound, sound))
+                encoder.put(writer.finish)
+                encoder.finish()
         size = part.stat().st_size
     return WrittenMp4(
         path=path,
@@ -107,6 +120,8 @@ def write_mp4(
         video_seconds=writer.frames / options.fps,
         sound_seconds=writer.sound_samples / options.sample_rate,
         bytes=size,
+        encoding_seconds=encoder.busy_seconds,
+        exposed_seconds=encoder.waited_seconds,
         notes=tuple(writer.notes),
     )
 
@@ -131,9 +146,14 @@ class _Writer:
     """Two streams of one container; the first frame's size starts the video stream."""
 
     def __init__(
-        self, container: OutputContainer, options: Mp4Options, *, with_sound: bool
+        self,
+        container: OutputContainer,
+        options: Mp4Options,
+        stopped: Event,
+        *,
+        with_sound: bool,
     ) -> None:
-        self._container, self._options = container, options
+        self._container, self._options, self._stopped = container, options, stopped
         self._with_sound = with_sound
         self._video: VideoStream | None = None
         self._audio: AudioStream | None = None
@@ -141,12 +161,14 @@ class _Writer:
         self.sound_samples = 0
         self.notes: list[str] = []
 
-    def add_frames(self, chunk: ArrayLike, check_cancel: Callable[[], None]) -> None:
-        """Encodes float32 [N,H,W,3] in [0,1] frame by frame."""
+    def add_frames(self, chunk: ArrayLike) -> None:
+        """Encodes uint8, or float32 in [0,1], [N,H,W,3] frame by frame until it is stopped."""
         frames_NHWC = np.asarray(chunk)
-        if frames_NHWC.ndim != 4 or frames_NHWC.shape[3] != 3 or frames_NHWC.dtype != np.float32:
+        known = frames_NHWC.dtype in (np.float32, np.uint8)
+        if frames_NHWC.ndim != 4 or frames_NHWC.shape[3] != 3 or not known:
             raise ValueError(
-                f"frames must be float32 [N,H,W,3], got {frames_NHWC.dtype} {frames_NHWC.shape}"
+                f"frames must be uint8 or float32 [N,H,W,3], "
+                f"got {frames_NHWC.dtype} {frames_NHWC.shape}"
             )
         height, width = frames_NHWC.shape[1:3]
         video = self._video or self._start(width, height)
@@ -156,9 +178,9 @@ class _Writer:
                 f"{video.width}x{video.height}; all must have one size"
             )
         for frame_HWC in frames_NHWC:
-            check_cancel()
-            _check_finite(frame_HWC, f"video VAE decode: frame {self.frames}")
-            frame = _to_yuv420(frame_HWC)
+            if self._stopped.is_set():
+                return
+            frame = _to_yuv420(self._rounded(frame_HWC))
             frame.pts, frame.time_base = self.frames, Fraction(1, self._options.fps)
             self._container.mux(video.encode(frame))
             self.frames += 1
@@ -210,6 +232,14 @@ class _Writer:
         self._video = video
         return video
 
+    def _rounded(self, frame_HWC: NDArray[Any]) -> NDArray[np.uint8]:
+        """To 8 bits, half up; bytes are taken as they are."""
+        if frame_HWC.dtype == np.uint8:
+            return frame_HWC
+        _check_finite(frame_HWC, f"video VAE decode: frame {self.frames}")
+        rounded: NDArray[np.uint8] = (np.clip(frame_HWC, 0, 1) * 255 + 0.5).astype(np.uint8)
+        return rounded
+
     def _check_length(self, samples: int) -> None:
         sound, shown = samples / self._options.sample_rate, self.frames / self._options.fps
         if not samples or abs(sound - shown) > 1 / self._options.fps:
@@ -238,9 +268,8 @@ def _check_finite(values: NDArray[np.float32], what: str) -> None:
         )
 
 
-def _to_yuv420(frame_HWC: NDArray[np.float32]) -> VideoFrame:
-    """Rounded to 8 bits, then BT.709 limited range; libx264 itself would convert with BT.601."""
-    rgb_HWC = (np.clip(frame_HWC, 0, 1) * 255 + 0.5).astype(np.uint8)
+def _to_yuv420(rgb_HWC: NDArray[np.uint8]) -> VideoFrame:
+    """BT.709 limited range; libx264 itself would convert with BT.601."""
     return VideoFrame.from_ndarray(rgb_HWC, format="rgb24").reformat(
         format="yuv420p",
         src_colorspace=int(Colorspace.ITU709),

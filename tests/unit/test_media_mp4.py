@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import subprocess
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,13 @@ import pytest
 import torch
 
 from runtime.cancel import Cancelled
+from runtime.h3.video_decode import to_bytes
+from runtime.media import mp4
 from runtime.media.files import DiskFullError
-from runtime.media.mp4 import Mp4Options, read_run_metadata, write_mp4
+from runtime.media.mp4 import WAITING_CHUNKS, Mp4Options, read_run_metadata, write_mp4
 from runtime.media.sounds import load_sound
 from runtime.media.videos import load_video
+from runtime.nonfinite import NonFinite
 from tests.unit.media_clips import level, peak_hertz, tone
 
 RATE = 32_000
@@ -169,39 +173,53 @@ def test_torch_tensors_are_written_like_arrays(tmp_path: Path) -> None:
     assert np.array_equal(*heard)
 
 
-def test_one_chunk_is_alive_at_a_time(tmp_path: Path) -> None:
+def test_chunks_wait_for_the_encoder_in_a_queue_that_ends(tmp_path: Path) -> None:
     alive: list[weakref.ref[np.ndarray]] = []
     most = 0
+    noise = np.random.default_rng(0).random((5, 256, 256, 3), np.float32)
 
     def watched() -> Iterator[np.ndarray]:
         nonlocal most
-        for start in range(10):
+        for _ in range(10):
             gc.collect()
             most = max(most, sum(ref() is not None for ref in alive))
-            chunk = np.full((3, 64, 64, 3), start / 10, np.float32)
+            chunk = noise.copy()
             alive.append(weakref.ref(chunk))
             yield chunk
             del chunk
 
     write_mp4(tmp_path / "a.mp4", watched(), None, {}, Mp4Options())
-    assert len(alive) == 10 and most == 0
+    assert len(alive) == 10
+    assert 1 < most <= 1 + WAITING_CHUNKS  # when the next one is asked for
 
 
-def test_frames_are_encoded_before_the_next_chunk_is_asked_for(tmp_path: Path) -> None:
-    seen: list[int] = []
-    checked = 0
+def test_the_next_chunk_is_made_while_one_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second_asked = threading.Event()
+    convert = mp4._to_yuv420
 
-    def count() -> None:
-        nonlocal checked
-        checked += 1
+    def waiting(frame: np.ndarray) -> av.VideoFrame:
+        assert second_asked.wait(timeout=10)
+        return convert(frame)
 
     def source() -> Iterator[np.ndarray]:
-        for chunk in chunks(22, size=5):
-            seen.append(checked)
-            yield chunk
+        yield from chunks(5)
+        second_asked.set()
+        yield from chunks(5)
 
-    write_mp4(tmp_path / "a.mp4", source(), None, {}, Mp4Options(), count)
-    assert seen == [0, 5, 10, 15, 20]
+    monkeypatch.setattr(mp4, "_to_yuv420", waiting)
+    written = write_mp4(tmp_path / "a.mp4", source(), None, {}, Mp4Options())
+    assert written.frames == 10
+    assert written.exposed_seconds > 0 and written.encoding_seconds > 0
+
+
+def test_bytes_give_the_file_of_the_floats_they_were_rounded_from(tmp_path: Path) -> None:
+    floats = np.random.default_rng(0).random((22, 64, 96, 3), np.float32)
+    rounded = to_bytes(torch.from_numpy(floats.copy()))
+    write_mp4(tmp_path / "a.mp4", [floats], sound_for(22), {}, Mp4Options())
+    write_mp4(tmp_path / "b.mp4", [rounded[:17], rounded[17:]], sound_for(22), {}, Mp4Options())
+    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
 
 
 def test_loud_sound_is_clamped_with_a_note(tmp_path: Path) -> None:
@@ -238,12 +256,23 @@ def test_cancelling_leaves_no_file(tmp_path: Path) -> None:
     def cancel() -> None:
         nonlocal calls
         calls += 1
-        if calls == 8:
+        if calls == 3:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        write_mp4(tmp_path / "a.mp4", chunks(22), None, {}, Mp4Options(), cancel)
-    assert calls == 8 and files_in(tmp_path) == []
+        write_mp4(tmp_path / "a.mp4", chunks(22, size=5), None, {}, Mp4Options(), cancel)
+    assert calls == 3 and files_in(tmp_path) == []
+
+
+def test_a_decoder_that_fails_leaves_no_file_and_no_thread(tmp_path: Path) -> None:
+    def failing() -> Iterator[np.ndarray]:
+        yield from chunks(17)
+        raise NonFinite("video VAE decode", "raw pixels")
+
+    with pytest.raises(NonFinite):
+        write_mp4(tmp_path / "a.mp4", failing(), None, {}, Mp4Options())
+    assert files_in(tmp_path) == []
+    assert not any(thread.name == "mp4" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -278,7 +307,7 @@ def test_frames_of_another_size_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frames", [np.zeros((5, 64, 64, 3)), np.zeros((64, 64, 3), np.float32)])
 def test_frames_of_another_kind_are_refused(tmp_path: Path, frames: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"frames must be float32 \[N,H,W,3\], got"):
+    with pytest.raises(ValueError, match=r"frames must be uint8 or float32 \[N,H,W,3\], got"):
         write_mp4(tmp_path / "a.mp4", [frames], None, {}, Mp4Options())
 
 
