@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.messages import StageTime
-from runtime.meter import Call, Mark, StepMeter, mark, seconds_between
+from runtime.meter import Call, Mark, Ranges, StepMeter, mark, seconds_between, unnamed
 
 LOAD = "load"
 TEXT_ENCODE = "text encode"
@@ -91,13 +91,16 @@ class StageClock:
 
     It begins with the request: every start counts from there. `failed` names the innermost stage
     that an exception left ("denoise, step 3"), else it is "". Between two stages it is the one
-    before.
+    before. `ranges` names each stage to a profiler.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", *, rank: int = 0) -> None:
+    def __init__(
+        self, device: torch.device | str = "cpu", *, rank: int = 0, ranges: Ranges = unnamed
+    ) -> None:
         self.failed = ""
         self._device = torch.device(device)
         self._rank = rank
+        self._ranges = ranges
         self._spans: list[_Span] = []
         self._times: list[StageTime] = []
         self._drained = 0
@@ -132,7 +135,8 @@ class StageClock:
             meter.open()
         calls: tuple[Call, ...] = ()
         try:
-            yield
+            with self._ranges(label):
+                yield
         except BaseException:
             between = name == END_TO_END and self._entered  # no stage was open within it
             self.failed = self.failed or between or label

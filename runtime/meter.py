@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,12 @@ OTHER = "other"  # the step without the three
 PARTS = (ATTENTION, GEMM, COMMUNICATION, OTHER)
 
 Mark = float | torch.cuda.Event  # a moment: of the CPU's clock, or of a GPU stream
+Ranges = Callable[[str], AbstractContextManager[Any]]  # names what a profiler shows of the block
+
+
+def unnamed(name: str) -> AbstractContextManager[None]:
+    """No profiler listens."""
+    return nullcontext()
 
 
 def mark(device: torch.device) -> Mark:
@@ -51,10 +58,11 @@ class Call(NamedTuple):  # less than half the cost of a frozen dataclass, 600 ti
 class StepMeter:
     """Measures the wrapped callables of one model while a step is open; outside it they just run.
 
-    One thread opens and closes steps; `read` may be called from another.
+    One thread opens and closes steps; `read` may be called from another. `ranges` names each call.
     """
 
     def __init__(self, device: torch.device | str) -> None:
+        self.ranges: Ranges = unnamed
         cuda = torch.device(device).type == "cuda"
         self._mark: Callable[[], Mark] = self._event if cuda else time.perf_counter
         self._calls: list[Call] | None = None
@@ -69,7 +77,8 @@ class StepMeter:
             if calls is None:
                 return call(*operands)
             start = self._mark()
-            result = call(*operands)
+            with self.ranges(part):
+                result = call(*operands)
             calls.append(Call(part, start, self._mark()))
             return result
 
