@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, Command] = {
     "generate": Command("app.cli.generate", "prompt and references in, video with sound out"),
     "parity": Command("runtime.parity.command", "run golden files and name the first wrong tensor"),
     "decode": Command("app.cli.decode", "decode saved latents to a video"),
+    "gate": Command("runtime.parity.gate", "compare two plans per step, video and audio apart"),
     "compare": Command("runtime.parity.compare", "compare frames, latents, goldens or videos"),
     "inspect": Command("app.cli.inspect", "say what a checkpoint file holds"),
     "doctor": Command("app.cli.doctor", "say whether this machine can run a plan"),

@@ -1,0 +1,252 @@
+"""One gate: plan P against plan Q on one case, its limits and its verdict."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from runtime.h3.denoise import Latents
+from runtime.kernels.unavailable import Unavailable
+from runtime.messages import Plan
+from runtime.parity.gate_cases import Case
+from runtime.parity.gate_classes import EXACT, GateClass, class_of, classes_of, differing
+from runtime.parity.gate_runs import Run, Trajectory, refusal
+from runtime.parity.metrics import Comparison, compare
+
+STREAMS = ("video", "audio")
+PASSED, FAILED, UNAVAILABLE, IDLE = "passed", "FAILED", "unavailable", "not exercised"
+FP32_FLOOR = 1e-6  # a limit below fp32's own rounding would say nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How far P is from Q in one tensor."""
+
+    relative_l2: float
+    cosine: float
+    max_abs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """One forced evaluation, by stream; gated is the velocity, `denoised` is shown."""
+
+    sigma: float
+    velocity: dict[str, Figures]
+    denoised: dict[str, Figures]
+    within: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the velocity of a stream may be off by, and how that number came about."""
+
+    classes: tuple[str, ...]
+    of: dict[str, float]  # by stream
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a gate found on one case; status: passed | FAILED | unavailable | not exercised."""
+
+    case: str
+    label: str
+    status: str
+    reason: str = ""
+    changed: tuple[str, ...] = ()  # "attention sage1 against sage2"
+    limits: Limits | None = None
+    steps: tuple[StepFigures, ...] = ()
+    free: dict[str, Figures] | None = None  # the final latents of both plans' own runs
+    blocks: tuple[dict[str, float], ...] = ()  # relative L2 of the rows after each block
+
+    def worst(self, stream: str) -> float:
+        """The largest relative L2 of the stream's velocity; 0 without steps."""
+        return max((step.velocity[stream].relative_l2 for step in self.steps), default=0.0)
+
+    @property
+    def worst_step(self) -> int:
+        """The step, from 0, that is nearest to its limit or furthest beyond it."""
+        assert self.limits is not None
+        of = self.limits.of
+
+        def share(step: StepFigures) -> float:
+            return max(step.velocity[s].relative_l2 / of[s] for s in STREAMS)
+
+        return max(range(len(self.steps)), key=lambda k: share(self.steps[k]))
+
+
+def judge(p: Plan, q: Plan, case: Case, block_step: int = -1) -> Verdict:
+    """Q runs and is let go, then the yardstick, then P; block_step: whose blocks are compared.
+
+    Unavailable when Q cannot run here: without a reference there is no verdict.
+    """
+    formats = frozenset(
+        quant.format for quant in case.open().layers.values() if not quant.full_precision
+    )
+    names = differing(p, q, formats)
+    changed = tuple(f"{n} {getattr(p, n)} against {getattr(q, n)}" for n in names)
+    if not names and p != q and _settings(p) != _settings(q):
+        return Verdict(
+            case=case.name,
+            label=case.label,
+            status=IDLE,
+            reason="the checkpoint has no layer that the two plans compute differently",
+        )
+    if reason := refusal(p, case):
+        return Verdict(
+            case=case.name, label=case.label, status=UNAVAILABLE, reason=reason, changed=changed
+        )
+    reference = Run(q, case).free(block_step)
+    _let_go(q.device)
+    held = classes_of(p, q, names)
+    limits = _limits(p, q, case, reference, held)
+    try:
+        run = Run(p, case)
+        forced = run.forced(reference, block_step)
+        own = run.free()
+    except Unavailable as error:  # a shape that its kernel refuses
+        return Verdict(
+            case=case.name,
+            label=case.label,
+            status=UNAVAILABLE,
+            reason=str(error),
+            changed=changed,
+        )
+    steps = tuple(
+        _step(there.sigma, got.velocity, there.velocity, got.denoised, there.denoised, limits)
+        for got, there in zip(forced.steps, reference.steps, strict=True)
+    )
+    del run
+    _let_go(p.device)
+    return Verdict(
+        case=case.name,
+        label=case.label,
+        status=PASSED if all(step.within for step in steps) else FAILED,
+        changed=changed,
+        limits=limits,
+        steps=steps,
+        free=_pair(own.final, reference.final),
+        blocks=_blocks(forced, reference),
+    )
+
+
+def _settings(plan: Plan) -> dict[str, object]:
+    return {name: v for name, v in asdict(plan).items() if name not in ("name", "models")}
+
+
+def _limits(
+    p: Plan,
+    q: Plan,
+    case: Case,
+    reference: Trajectory,
+    held: Sequence[GateClass],
+) -> Limits:
+    """The classes' limits, added as squares."""
+    dtype = "fp32" if p.dtype == q.dtype == "fp32" else "bf16"
+    squares = dict.fromkeys(STREAMS, 0.0)
+    said: dict[str, None] = {}
+    measured: dict[str, dict[str, float] | None] = {}
+    for one in held:
+        if one.name not in measured:
+            measured[one.name] = _yardstick(p, q, case, reference, one, said)
+        distance = measured[one.name]
+        guided = 1.0 if case.cfg == 1 else math.hypot(case.cfg, case.cfg - 1)
+        if distance is None:
+            said[f"{one.name}: fixed {one.fixed(dtype):.2g}"] = None
+        for stream in STREAMS:
+            limit = (
+                one.fixed(dtype) * guided
+                if distance is None
+                else one.factor * max(distance[stream], FP32_FLOOR)
+            )
+            squares[stream] += limit**2
+    return Limits(
+        classes=tuple(one.name for one in held),
+        of={stream: math.sqrt(value) for stream, value in squares.items()},
+        why="; ".join(said),
+    )
+
+
+def _yardstick(
+    p: Plan,
+    q: Plan,
+    case: Case,
+    reference: Trajectory,
+    one: GateClass,
+    said: dict[str, None],
+) -> dict[str, float] | None:
+    """The worst step of the class's yardstick, by stream; None where there is none."""
+    for other in _candidates(p, q, one):
+        measured = replace(q, name=f"{q.name} with {other}", attention=other)
+        try:
+            forced = Run(measured, case).forced(reference)
+        except Unavailable:
+            continue
+        _let_go(q.device)
+        said[f"{one.name}: {one.factor:g} x {other} against {q.attention}, this run"] = None
+        pairs = list(zip(forced.steps, reference.steps, strict=True))
+        return {
+            s: max(_pair(a.velocity, b.velocity)[s].relative_l2 for a, b in pairs) for s in STREAMS
+        }
+    return None
+
+
+def _candidates(p: Plan, q: Plan, one: GateClass) -> list[str]:
+    """Attention backends whose distance from Q's is the yardstick; P's own would prove itself."""
+    if p.dtype != q.dtype:  # a yardstick of one dtype says nothing about the other
+        return []
+    exact = class_of(q.attention).name == EXACT
+    names = [name for name in one.yardsticks(q.device) if name != p.attention]
+    if exact:
+        return [name for name in names if name != q.attention]
+    # Q is lossy itself: its own distance from SDPA serves if Q is the yardstick
+    return ["sdpa"] if one.name != EXACT and q.attention in names else []
+
+
+def _step(
+    sigma: float,
+    velocity: Latents,
+    velocity_q: Latents,
+    denoised: Latents,
+    denoised_q: Latents,
+    limits: Limits,
+) -> StepFigures:
+    found = _pair(velocity, velocity_q)
+    return StepFigures(
+        sigma=sigma,
+        velocity=found,
+        denoised=_pair(denoised, denoised_q),
+        within=all(found[s].relative_l2 <= limits.of[s] for s in STREAMS),
+    )
+
+
+def _pair(got: Latents, want: Latents) -> dict[str, Figures]:
+    return {s: _figures(getattr(got, s), getattr(want, s)) for s in STREAMS}
+
+
+def _figures(got: Tensor, want: Tensor) -> Figures:
+    found: Comparison = compare("", got, want, run="gate", stage="")
+    return Figures(relative_l2=found.relative_l2, cosine=found.cosine, max_abs=found.max_abs)
+
+
+def _blocks(forced: Trajectory, reference: Trajectory) -> tuple[dict[str, float], ...]:
+    return tuple(
+        {
+            stream: _figures(a[i].float(), b[i].float()).relative_l2
+            for i, stream in enumerate(STREAMS)
+        }
+        for a, b in zip(forced.blocks, reference.blocks, strict=True)
+    )
+
+
+def _let_go(device: str) -> None:
+    """Memory of a denoiser that nobody holds any more, before the next one is loaded."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

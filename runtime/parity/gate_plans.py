@@ -1,0 +1,105 @@
+"""The plans of a gate: what P is held against, and one P for every lossy backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+
+import torch
+
+from runtime.caches import CACHES
+from runtime.h3.load import DTYPES
+from runtime.kernels.attention import BACKENDS as ATTENTION
+from runtime.kernels.attention import load_attention
+from runtime.kernels.attention.base import AttentionOptions
+from runtime.kernels.elementwise import BACKENDS as ELEMENTWISE
+from runtime.kernels.linear import BACKENDS as LINEAR
+from runtime.kernels.linear import linear_backend
+from runtime.kernels.unavailable import Unavailable
+from runtime.messages import Plan
+from runtime.parity.gate_classes import BACKEND_FIELDS, EXACT, class_of
+from runtime.parity.plans import read_plan
+
+# what computes the same without the loss
+_EXACT = {
+    "dense": "dense",
+    "nvfp4": "nvfp4_dequant",
+    "fp8": "fp8_dequant",
+    "elementwise": "eager",
+    "cache": "off",
+}
+
+
+def default_plan() -> Plan:
+    """Preset cpu in bf16: the lossy attention kernels take half types only."""
+    return replace(read_plan("cpu"), name="cpu, bf16", dtype="bf16")
+
+
+def dtype_of(plan: Plan) -> torch.dtype:
+    """The compute dtype of its denoiser."""
+    return DTYPES[plan.dtype]
+
+
+def exact(plan: Plan) -> Plan:
+    """The plan without lossy linears and caches; attention stays."""
+    known = {field.name for field in fields(Plan)}
+    return replace(plan, **{k: v for k, v in _EXACT.items() if k in known})  # type: ignore[arg-type]
+
+
+def pairs(base: Plan) -> list[tuple[Plan, Plan]]:
+    """(P, Q) for every lossy backend: attention against sage2, sage2 and all others against sdpa.
+
+    Where sage2 cannot run here, all are held against sdpa.
+    """
+    plain = exact(replace(base, attention="sdpa"))
+    found = []
+    for field, name in lossy():
+        p = replace(plain, **{"name": f"{field} {name}", field: name})  # type: ignore[arg-type]
+        found.append((p, _reference(plain, p, field)))
+    return found
+
+
+def lossy() -> Iterator[tuple[str, str]]:
+    """(plan field, backend) of every backend whose class is not exact."""
+    known = {field.name for field in fields(Plan)}
+    for field, names in _by_field().items():
+        for name in names:
+            if field in known and class_of(name).name != EXACT:
+                yield field, name
+
+
+def _by_field() -> dict[str, Sequence[str]]:
+    """Backends that a plan field may name."""
+    found: dict[str, Sequence[str]] = {"attention": ATTENTION, "cache": CACHES}
+    for field, stored in BACKEND_FIELDS.items():
+        if stored:
+            found[field] = [name for name in LINEAR if stored in linear_backend(name).formats]
+    return {**found, "elementwise": ELEMENTWISE}
+
+
+def baseline(plan: Plan) -> tuple[Plan, str]:
+    """The plan that `plan` is held against, and why that is not sage2 ("" if it is).
+
+    The correctness baseline is SageAttention 2; its own is SDPA.
+    """
+    plain, reason = exact(plan), sage2_refusal(plan)
+    attention = "sdpa" if reason else "sage2"
+    return replace(plain, name=attention, attention=attention), reason
+
+
+def sage2_refusal(plan: Plan) -> str:
+    """Why sage2 cannot be the reference of this plan here; "" if it can."""
+    if plan.attention == "sage2":
+        return "it is what is compared"
+    try:
+        load_attention("sage2", torch.device(plan.device), dtype_of(plan), AttentionOptions())
+    except Unavailable as error:
+        return error.reason
+    return ""
+
+
+def _reference(plain: Plan, p: Plan, field: str) -> Plan:
+    if field != "attention":
+        return replace(plain, name="sdpa")
+    found, reason = baseline(p)
+    return replace(found, name=f"sdpa (sage2: {reason})") if reason else found

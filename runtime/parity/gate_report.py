@@ -1,0 +1,101 @@
+"""What a gate found, as JSON: for `--json`, for the page and for the console."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from runtime.machine import machine
+from runtime.messages import Plan
+from runtime.parity.gate_classes import BACKEND_FIELDS, OPTIONS
+from runtime.parity.gate_judge import FAILED, STREAMS, UNAVAILABLE, Verdict
+from runtime.parity.report import number
+
+GATED = (
+    "gated: relative L2 of the network's velocity, P evaluated at Q's x and sigma; "
+    "shown: the denoised (at a small sigma it hides errors) and the final latents of free runs"
+)
+EXIT_FAILED, EXIT_UNAVAILABLE = 1, 2
+
+
+def exit_status(verdicts: Sequence[Verdict]) -> int:
+    """1 if any failed, else 2 if any could not run, else 0."""
+    found = {verdict.status for verdict in verdicts}
+    if FAILED in found:
+        return EXIT_FAILED
+    return EXIT_UNAVAILABLE if UNAVAILABLE in found else 0
+
+
+def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[str, Any]:
+    """One pair of plans; `backends` are those that the console shows the verdict at."""
+    told = machine()
+    return {
+        "kind": "gate",
+        "when": time.time(),
+        "device": _device(p),
+        "machine": asdict(told),
+        "plan": {k: str(v) for k, v in asdict(p).items() if k != "models"},
+        "against": {k: str(v) for k, v in asdict(q).items() if k != "models"},
+        "note": note,
+        "gated": GATED,
+        "backends": backends_of(p, q),
+        "against_backends": backends_of(q, p),
+        "against_name": q.name,
+        "classes": sorted({c for v in verdicts if v.limits for c in v.limits.classes}),
+        **summary(verdicts),
+        "results": [_plain(verdict) for verdict in verdicts],
+    }
+
+
+def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Verdict over all cases, and the worst figures."""
+    told = [v for v in verdicts if v.steps]
+    status = {0: "passed", EXIT_FAILED: "failed", EXIT_UNAVAILABLE: "unavailable"}
+    idle = not told and exit_status(verdicts) == 0
+    return {
+        "exit": exit_status(verdicts),
+        "status": "not exercised" if idle else status[exit_status(verdicts)],
+        "cases": len(verdicts),
+        "failed": [v.case for v in verdicts if v.status == FAILED],
+        "reason": next((v.reason for v in verdicts if v.status == UNAVAILABLE), ""),
+        "worst": {s: number(max((v.worst(s) for v in told), default=0.0)) for s in STREAMS},
+        "share": {s: number(max((_share(v, s) for v in told), default=0.0)) for s in STREAMS},
+    }
+
+
+def backends_of(p: Plan, q: Plan) -> list[str]:
+    """The backends of P whose fields, or whose options, differ from Q's."""
+    differ = [name for name in asdict(p) if getattr(p, name) != getattr(q, name)]
+    fields = dict.fromkeys(OPTIONS.get(name, name) for name in differ)
+    return [str(getattr(p, name)) for name in fields if name in BACKEND_FIELDS]
+
+
+def _share(verdict: Verdict, stream: str) -> float:
+    assert verdict.limits is not None
+    return verdict.worst(stream) / verdict.limits.of[stream]
+
+
+def _device(plan: Plan) -> str:
+    if plan.device != "cuda":
+        return plan.device
+    return torch.cuda.get_device_name()
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    """JSON has no infinities and no NaN."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, float):
+            return number(value)
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(v) for v in value]
+        return value
+
+    plain: dict[str, Any] = clean(asdict(verdict))
+    return plain

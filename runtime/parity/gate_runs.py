@@ -1,0 +1,202 @@
+"""The three evaluations of a gate: a plan's own trajectory, another plan forced on it, and blocks.
+
+Everything that is compared is kept on the host, so that one denoiser at a time is on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from runtime.h3.denoise import Latents, Side, StepResult, Tap, draw_noise, sample
+from runtime.h3.load import load_denoiser
+from runtime.h3.model import H3Model
+from runtime.kernels.unavailable import Unavailable
+from runtime.messages import Plan
+from runtime.parity.gate_cases import Case
+
+Blocks = list[tuple[Tensor, Tensor]]  # video rows, audio rows after each block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One guided evaluation, fp32 on the host; velocity: of the network, before the solver."""
+
+    sigma: float
+    x: Latents
+    velocity: Latents
+    denoised: Latents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A plan's own run: every step and the clean pair; blocks of the step that was asked for."""
+
+    steps: tuple[Step, ...]
+    final: Latents
+    blocks: Blocks = field(default_factory=list)
+
+
+class Run:
+    """One plan's denoiser on one case; `free` and `forced` begin with fresh sides."""
+
+    def __init__(self, plan: Plan, case: Case) -> None:
+        """Unavailable when a backend of the plan cannot run here."""
+        self.plan, self.case = plan, case
+        self.device = torch.device(plan.device)
+        self.model: H3Model = load_denoiser(case.open(), plan, self.device)[0]
+
+    @torch.inference_mode()
+    def free(self, block_step: int = -1) -> Trajectory:
+        """The sampler on its own; block_step: whose block outputs are kept, -1 for none."""
+        case, steps, taps = self.case, list[Step](), _Velocities()
+        blocks: Blocks = []
+
+        def on_step(result: StepResult) -> None:
+            steps.append(
+                Step(
+                    sigma=result.sigma,
+                    x=_host(result.x),
+                    velocity=taps.guided(case.cfg),
+                    denoised=_host(result.denoised),
+                )
+            )
+
+        def timed(step: int) -> AbstractContextManager[None]:
+            if step != block_step:
+                return nullcontext()
+            return block_outputs(self.model, positive, blocks)
+
+        positive, negative = self._sides()
+        final = sample(
+            positive,
+            negative,
+            cfg=case.cfg,
+            sampler=case.sampler,
+            sigmas=case.sigmas,
+            noise=draw_noise(case.target, case.seed),
+            start=case.start,
+            on_step=on_step,
+            timed=timed,
+            tap=taps.step,
+        )
+        return Trajectory(steps=tuple(steps), final=_host(final), blocks=blocks)
+
+    @torch.inference_mode()
+    def forced(self, reference: Trajectory, block_step: int = -1) -> Trajectory:
+        """One evaluation at every x and sigma of another trajectory; `final` is that one's."""
+        positive, negative = self._sides()
+        positive.build_tables(self.case.sigmas[:-1], [] if negative is None else [negative])
+        steps: list[Step] = []
+        blocks: Blocks = []
+        for number, there in enumerate(reference.steps):
+            taps, x = _Velocities(), there.x.packed().to(self.device)
+            sigma = self.case.sigmas[number]
+            watch = block_outputs(self.model, positive, blocks)
+            with watch if number == block_step else nullcontext():
+                guided = positive.denoised(x, sigma, there.x, taps.of("net_pos"))
+            if negative is not None:
+                other = negative.denoised(x, sigma, there.x, taps.of("net_neg"))
+                guided = other + (guided - other) * self.case.cfg
+            steps.append(
+                Step(
+                    sigma=there.sigma,
+                    x=there.x,
+                    velocity=taps.guided(self.case.cfg),
+                    denoised=_host(there.x.unpack(guided)),
+                )
+            )
+        return Trajectory(steps=tuple(steps), final=reference.final, blocks=blocks)
+
+    def _sides(self) -> tuple[Side, Side | None]:
+        case = self.case
+        sides = [
+            Side(
+                self.model,
+                conditioning,
+                case.target,
+                seed=case.seed,
+                shifts=case.shifts,
+                device=self.device,
+            )
+            for conditioning in (case.positive, case.negative)
+            if conditioning is not None
+        ]
+        return sides[0], sides[1] if len(sides) > 1 else None
+
+
+class _Reads(Exception):
+    """A checkpoint's first tensor was read: nothing has refused."""
+
+
+def refusal(plan: Plan, case: Case) -> str:
+    """Why the plan cannot run here, before a reference has taken its minutes; "" if it can."""
+
+    def first(done: int, total: int) -> None:
+        raise _Reads
+
+    try:
+        load_denoiser(case.open(), plan, torch.device(plan.device), first)
+    except Unavailable as error:
+        return str(error)
+    except _Reads:
+        pass
+    return ""
+
+
+class _Velocities:
+    """The network's own velocities of one step, by side: what the solver is fed hides errors.
+
+    Audio is carried on the video's sigma: there x itself is most of the sampler's velocity.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], Tensor] = {}
+
+    def of(self, side: str) -> Tap:
+        return lambda name, value: self.see(side, name, value)
+
+    def step(self, name: str, value: Tensor) -> None:
+        """A tap of `sample`: step_00/net_pos/v_video."""
+        parts = name.split("/")
+        self.see(parts[-2], parts[-1], value)
+
+    def see(self, side: str, name: str, value: Tensor) -> None:
+        if name.startswith("v_"):
+            self._seen[side, name] = value.float().cpu()
+
+    def guided(self, cfg: float) -> Latents:
+        """Both streams, the negative side taken in as guidance takes it."""
+        found = []
+        for name in ("v_video", "v_audio"):
+            value = self._seen["net_pos", name]
+            if ("net_neg", name) in self._seen:
+                other = self._seen["net_neg", name]
+                value = other + (value - other) * cfg
+            found.append(value)
+        return Latents(video=found[0], audio=found[1])
+
+
+@contextmanager
+def block_outputs(model: H3Model, side: Side, kept: Blocks) -> Iterator[None]:
+    """Keeps the target rows after every block of the first evaluation inside, on the host."""
+    (a0, a1, _), (v0, v1, _) = side.inputs.segments[-2:]
+
+    def keep(_: nn.Module, args: object, out: Tensor) -> None:
+        if len(kept) < len(model.blocks):
+            kept.append((out[v0:v1].cpu().clone(), out[a0:a1].cpu().clone()))
+
+    handles = [block.register_forward_hook(keep) for block in model.blocks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _host(pair: Latents) -> Latents:
+    return Latents(video=pair.video.float().cpu().clone(), audio=pair.audio.float().cpu().clone())
