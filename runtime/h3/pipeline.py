@@ -43,7 +43,7 @@ from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.schedule import sigmas_for
 from runtime.h3.sizes import SAMPLE_RATE
 from runtime.h3.text import TextEncoder
-from runtime.h3.text_streamed import LayeredTextEncoder
+from runtime.h3.text_streamed import encoder_of
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import load_video_vae
 from runtime.kernels.attention import attention_backend, load_attention
@@ -157,9 +157,8 @@ class Pipeline:
                 check()
                 told(done, total)
 
-            kind = LayeredTextEncoder if plan.text_encoder == "layers" else TextEncoder
             with _naming(files.text_encoder):
-                return kind(
+                return encoder_of(plan)(
                     text,
                     device=self.device,
                     deepstack_layers=files.deepstack_layers,
@@ -409,7 +408,7 @@ class Pipeline:
             self._write_mp4(latents, path, record, job)
             return path
         with job.clock.stage(MUX, exclusive=True):
-            write_frames(out / "frames", self._frames(latents.video, job))
+            write_frames(out / "frames", self._frames(latents.video, job, as_bytes=False))
         wave = self._wave(latents.audio, job)
         write_safetensors_atomic(
             out / "audio.safetensors", {"wave": wave}, {"rate": str(SAMPLE_RATE)}
@@ -424,7 +423,7 @@ class Pipeline:
         with job.clock.stage(MUX, exclusive=True):
             written = write_mp4(
                 path,
-                self._frames(latents.video, job),
+                self._frames(latents.video, job, as_bytes=True),
                 lambda: self._wave(latents.audio, job)[0],
                 record,
                 Mp4Options(sample_rate=SAMPLE_RATE),
@@ -432,11 +431,18 @@ class Pipeline:
             )
         for note in written.notes:
             job.note(note)
+        job.note(
+            f"mp4 encoded for {written.encoding_seconds:.2f} s beside the decoders, "
+            f"which waited for it {written.exposed_seconds:.2f} s"
+        )
 
-    def _frames(self, latent: Tensor, job: _Job) -> Iterator[Tensor]:
+    def _frames(self, latent: Tensor, job: _Job, *, as_bytes: bool) -> Iterator[Tensor]:
         """Chunks of finished frames; only the decoding counts as the VAE's time."""
         chunks = self.video_vae.decode_stream(
-            latent, cancelled=job.cancelled, on_tile=partial(job.progress, VIDEO_VAE_DECODE)
+            latent,
+            as_bytes=as_bytes,
+            cancelled=job.cancelled,
+            on_tile=partial(job.progress, VIDEO_VAE_DECODE),
         )
         while True:
             with job.clock.stage(VIDEO_VAE_DECODE):
