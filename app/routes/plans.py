@@ -48,9 +48,11 @@ class PlanJson(_Strict):
     sol_tau: float | None = None
     sol_sinks: str | None = None
     memory: str | None = None
+    dense: str | None = None
     nvfp4: str | None = None
     fp8: str | None = None
     int8: str | None = None
+    weights: str | None = None
     elementwise: str | None = None
     island_rounding: str | None = None
     video_vae_dtype: str | None = None
