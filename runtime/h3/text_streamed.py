@@ -15,6 +15,7 @@ from runtime.checkpoints.load import LoadProgress, LoadReport, check_fits, fill
 from runtime.h3.text import Grid, Sequence, TextEncoder, compute_dtype, used_names
 from runtime.h3.text_layers import NUM_LAYERS
 from runtime.h3.text_linear import build_packed
+from runtime.messages import Plan
 
 VISION, EMBEDDING = "visual", "model.embed_tokens"
 
@@ -94,6 +95,11 @@ class LayeredTextEncoder(TextEncoder):
         """Only its shapes stay."""
         if part in self._empty:
             self.modules.set_submodule(part, self._empty.pop(part))
+
+
+def encoder_of(plan: Plan) -> type[TextEncoder]:
+    """The class for the plan's text_encoder: whole on the device, or a part at a time."""
+    return LayeredTextEncoder if plan.text_encoder == "layers" else TextEncoder
 
 
 def _layer(index: int) -> str:

@@ -153,6 +153,11 @@ def _check(args: argparse.Namespace, plan: Plan | None) -> str:
             f"--device {args.device} contradicts plan {plan.name}, which names {plan.device}; "
             "leave out one of them"
         )
+    if plan and plan.cache != "off":
+        raise ValueError(
+            f"plan {plan.name} has the step cache {plan.cache}, which leaves steps out, and parity "
+            'compares every step; set cache = "off" (launch.py gate measures what a cache loses)'
+        )
     device: str = plan.device if plan else args.device or "cpu"
     if device == "cuda":
         import torch  # the workers that are pinned import their own

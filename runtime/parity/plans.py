@@ -49,11 +49,14 @@ def _models(path: Path, table: dict[str, Any]) -> ModelFiles:
 
 
 def _typed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    types = {f.name: {"str": str, "int": int, "bool": bool}.get(str(f.type)) for f in fields(Plan)}
+    known = {"str": str, "int": int, "float": float, "bool": bool}
+    types = {f.name: known.get(str(f.type)) for f in fields(Plan)}
     for key, value in table.items():
         wanted = types.get(key)
         if wanted is None:
             raise ValueError(f"unknown key {key!r} in {path.name}; a plan has {', '.join(types)}")
-        if type(value) is not wanted:
+        if wanted is float and type(value) is int:
+            table[key] = float(value)
+        elif type(value) is not wanted:
             raise ValueError(f"{key} in {path.name} must be {wanted.__name__}, got {value!r}")
     return table

@@ -19,7 +19,7 @@ from runtime.h3.audio_vae import load_audio_vae
 from runtime.h3.denoise import Side
 from runtime.h3.load import DTYPES, attention_options, load_denoiser
 from runtime.h3.schedule import SCHEDULERS
-from runtime.h3.text import TextEncoder
+from runtime.h3.text_streamed import encoder_of
 from runtime.h3.video_vae import load_video_vae
 from runtime.kernels.attention import load_attention
 from runtime.messages import Plan
@@ -62,7 +62,7 @@ class _Capture(Case):
             open_checkpoint(files.audio_vae, "audio_vae"), device=device
         )
         if self.params["from_prompt"]:
-            self.text = TextEncoder(
+            self.text = encoder_of(plan)(
                 open_checkpoint(files.text_encoder, "text_encoder"),
                 device=device,
                 deepstack_layers=files.deepstack_layers,

@@ -85,7 +85,7 @@ class Case:
         checkpoint = denoiser(golden, checkpoints)
         plan = plan_of(golden, checkpoint, self.setup)
         self.model, _ = load_denoiser(checkpoint, plan, device)
-        self.text = load_text_encoder(golden, checkpoints, device)
+        self.text = load_text_encoder(golden, checkpoints, self.setup)
         self.video_vae = self._video_vae(checkpoints)
         self.audio_vae = _audio_vae(checkpoints, self.params, device)
 

@@ -25,6 +25,7 @@ from runtime.h3.text import (
     presentation_tokens,
 )
 from runtime.h3.text_layers import NUM_LAYERS
+from runtime.h3.text_streamed import encoder_of
 from runtime.h3.tokenizer import Tokenizer
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
@@ -37,7 +38,7 @@ TOKENS, VISION, EMBEDS, LAYERS = "text tokens", "vision tower", "text embeds", "
 
 def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     """Every stored tensor of every prompt, free from `in/*`, then stage by stage as stored."""
-    encoder = load_text_encoder(golden, checkpoints, setup.device)
+    encoder = load_text_encoder(golden, checkpoints, setup)
     tokenizer = Tokenizer(None)
     out: list[Comparison] = []
     for index, item in enumerate(golden.params["items"]):
@@ -51,11 +52,15 @@ def replay(golden: Golden, checkpoints: Path, setup: Setup) -> list[Comparison]:
     return out
 
 
-def load_text_encoder(golden: Golden, checkpoints: Path, device: torch.device) -> TextEncoder:
-    """The tiny encoder a golden names (end-to-end cases always use the bf16 one)."""
+def load_text_encoder(golden: Golden, checkpoints: Path, setup: Setup) -> TextEncoder:
+    """The tiny encoder a golden names (end-to-end cases always use the bf16 one).
+
+    A plan says whether it lies on the device whole or a part at a time.
+    """
+    kind = TextEncoder if setup.plan is None else encoder_of(setup.plan)
     name = golden.params.get("te", "qwen3vl_tiny_bf16")
     checkpoint = open_checkpoint(checkpoints / f"{name}.safetensors", "text_encoder")
-    return TextEncoder(checkpoint, device=device, deepstack_layers=TINY_DEEPSTACK)
+    return kind(checkpoint, device=setup.device, deepstack_layers=TINY_DEEPSTACK)
 
 
 def compare_text(
