@@ -102,4 +102,4 @@ def test_a_dtype_that_a_backend_cannot_compute_is_refused_at_load() -> None:
     with pytest.raises(Unavailable, match=said):
         load_attention("sage2", CUDA, torch.float32, PLAIN)
     with pytest.raises(Unavailable, match="needs a CUDA device"):
-        load_attention("sage2", CPU, torch.float16, PLAIN)
+        load_attention("sdpa_cudnn", CPU, torch.float16, PLAIN)

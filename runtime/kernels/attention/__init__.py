@@ -19,7 +19,7 @@ __all__ = [
     "load_attention",
 ]
 
-BACKENDS = ("sdpa", "sdpa_cudnn", "sage2")
+BACKENDS = ("sdpa", "sdpa_cudnn", "sage1", "sage2")
 
 
 def attention_backend(name: str) -> AttentionBackend:

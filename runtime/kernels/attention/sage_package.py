@@ -46,7 +46,7 @@ def rows_first(x_BHSd: Tensor) -> Tensor:
     """[1, S, H, d], the package's NHD: a view, copied only where its offsets pass 32 bits.
 
     NHD is how the model's projection lies in memory, and its output is [1, S, H*d] without a copy.
-    A view of the fused QKV passes 2**31 elements at 99,864 rows, the packed copy at 299,594.
+    A view of the fused QKV passes 2**31 elements at 99,866 rows, the packed copy at 299,594.
     """
     x_BSHd = x_BHSd.transpose(1, 2)
     sizes = zip(x_BSHd.shape, x_BSHd.stride(), strict=True)
