@@ -245,10 +245,11 @@ class Pipeline:
         cancelled: Callable[[], bool],
         clock: StageClock,
     ) -> int:
-        """Decoding alone: frames and wave reach the host and are dropped; the number of frames."""
+        """Decoding alone: bytes and wave reach the host and are dropped; the number of frames."""
         job = _Job(id="play", emit=emit, cancelled=cancelled, clock=clock)
         with torch.inference_mode():
-            count = sum(len(chunk) for chunk in self._frames(latents.video, job))
+            frames = self._frames(latents.video, job, as_bytes=True)
+            count = sum(len(chunk) for chunk in frames)
             self._wave(latents.audio, job)
         return count
 
