@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from runtime.cancel import Cancelled
 from runtime.checkpoints.base import Checkpoint, CheckpointError
 from runtime.checkpoints.demo import random_checkpoint
-from runtime.h3.video_decode import DECODE_STAGE
+from runtime.h3.video_decode import DECODE_STAGE, Chunk, in_flight, to_bytes
 from runtime.h3.video_decoder import rotary_frequencies, rotary_table
 from runtime.h3.video_tiles import (
     CLIP_FRAMES,
@@ -20,6 +21,7 @@ from runtime.h3.video_tiles import (
     TILE_OVERLAP,
     TILE_SIZE,
     Split,
+    Tap,
     blend,
     join_clips,
     join_tiles,
@@ -275,6 +277,114 @@ def test_cancelling_stops_an_encode_too(vae: VideoVAE) -> None:
             on_tile=lambda done, _: seen.append(done),
         )
     assert seen == [1, 2]
+
+
+# ---- batches of tiles
+
+
+def wide(tokens: int = 12) -> Tensor:
+    """Two clips of two tiles each (12 latents)."""
+    return latent(tokens, 18, 2)
+
+
+@pytest.mark.parametrize("format", ["fp16", "int8_convrot"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("tiles", [2, 3, 64])
+def test_a_batch_of_tiles_gives_the_bits_of_one_by_one(
+    tiles: int, dtype: torch.dtype, format: str
+) -> None:
+    vae = load(dtype=dtype, format=format)
+    want = vae.decode(wide())
+    vae.tiles = tiles
+    assert torch.equal(vae.decode(wide()), want)
+
+
+def test_batches_run_across_rows_and_clips() -> None:
+    vae = load()
+    batches: list[int] = []
+    decoder = vae.decoder
+
+    def counted(z: Tensor, on_tap: Tap | None) -> Tensor:
+        batches.append(z.shape[0])
+        return decoder(z, on_tap)
+
+    vae.decoder = Called(counted)
+    vae.tiles = 3
+    seen: list[tuple[int, int]] = []
+    vae.decode(wide(), on_tile=lambda done, total: seen.append((done, total)))
+    assert batches == [3, 1]
+    assert seen == [(i + 1, 4) for i in range(4)]
+
+
+class Called(nn.Module):
+    """A decoder that is a function."""
+
+    def __init__(self, call: Callable[[Tensor, Tap | None], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, z: Tensor, on_tap: Tap | None) -> Tensor:
+        return self.call(z, on_tap)
+
+
+def test_taps_of_a_batch_are_those_of_single_tiles() -> None:
+    vae = load()
+    taps: list[dict[str, Tensor]] = []
+    for tiles in (1, 4):
+        found: dict[str, Tensor] = {}
+        vae.tiles = tiles
+        vae.decode(wide(7), on_tap=found.__setitem__)
+        taps.append(found)
+    assert list(taps[0]) and set(taps[0]) == set(taps[1])
+    assert all(torch.equal(taps[1][name], x) for name, x in taps[0].items())
+
+
+def test_cancelling_stops_before_the_next_batch() -> None:
+    vae = load()
+    vae.decoder = blank = Blank()
+    vae.tiles = 2
+    with pytest.raises(Cancelled):
+        vae.decode(latent(12, 18, 2), cancelled=lambda: blank.calls == 1)
+    assert blank.calls == 1
+
+
+# ---- on the way to the host
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_chunks_in_flight_are_waited_for_in_order_and_few(ahead: int) -> None:
+    events: list[str] = []
+
+    class Sent(Chunk):
+        def __init__(self, name: str) -> None:
+            self.name = name
+            events.append(f"start {name}")
+
+        def wait(self) -> Tensor:
+            events.append(f"wait {self.name}")
+            return torch.zeros(1)
+
+    raw = (torch.tensor(i) for i in range(4))
+    chunks = in_flight(raw, lambda pixels: Sent(str(pixels.item())), ahead)
+    assert len(list(chunks)) == 4
+    assert [e for e in events if e.startswith("wait")] == [f"wait {i}" for i in range(4)]
+    assert events.index("wait 0") == ahead + 1
+    assert events.index("wait 1") - events.index(f"start {ahead + 1}") == 1
+
+
+def test_bytes_are_the_floats_rounded_half_up_as_the_mp4_rounds(vae: VideoVAE) -> None:
+    floats = vae.decode(latent(12)).numpy()
+    chunks = torch.cat(list(vae.decode_stream(latent(12), as_bytes=True))).numpy()
+    assert chunks.dtype == np.uint8 and chunks.flags.c_contiguous
+    assert np.array_equal(chunks, (np.clip(floats, 0, 1) * 255 + 0.5).astype(np.uint8))
+
+
+def test_every_byte_is_reached_and_halves_go_up() -> None:
+    steps = np.arange(0, 256 * 64, dtype=np.float32) / np.float32(255 * 64)
+    steps = np.clip(np.append(steps, np.arange(511, dtype=np.float32) / 510), 0, 1)
+    want = (steps * 255 + 0.5).astype(np.uint8)
+    assert set(want) == set(range(256))
+    assert np.array_equal(to_bytes(torch.from_numpy(steps.copy())).numpy(), want)
 
 
 # ---- streaming
