@@ -130,8 +130,8 @@ class Side:
         self.inputs = PackedInputs(
             context_LD=model.refine(conditioning.context.context[0].to(device)),
             rope=rope_table(model.rope(positions), model.dtype),
-            condition_video=_condition_video(conditioning, seed, device),
-            condition_audio=_condition_audio(conditioning, device),
+            condition_video=condition_video(conditioning, seed, device),
+            condition_audio=condition_audio(conditioning, device),
             segments=tuple((s.start, s.stop, s.kind) for s in self.layout.segments),
         )
 
@@ -218,7 +218,8 @@ def _conditions(conditioning: Conditioning) -> list[Keyframe | ReferenceBlock]:
     return [*conditioning.keyframes, *conditioning.references]
 
 
-def _condition_video(conditioning: Conditioning, seed: int, device: torch.device) -> Tensor | None:
+def condition_video(conditioning: Conditioning, seed: int, device: torch.device) -> Tensor | None:
+    """[rows, 96] fp32 of keyframes, then references, with their noise; None without pictures."""
     latents = [c.latent for c in _conditions(conditioning)]
     rows = [_with_noise(patchify(z.float()), seed) for z in latents if z is not None]
     return torch.cat(rows).to(device) if rows else None
@@ -230,7 +231,8 @@ def _with_noise(rows: Tensor, seed: int) -> Tensor:
     return VISUAL_CONDITION_TIME * rows + (1 - VISUAL_CONDITION_TIME) * noise
 
 
-def _condition_audio(conditioning: Conditioning, device: torch.device) -> Tensor | None:
+def condition_audio(conditioning: Conditioning, device: torch.device) -> Tensor | None:
+    """[rows, 32] fp32 of keyframes, then references; None without sounds."""
     latents = [c.audio_latent for c in _conditions(conditioning)]
     rows = [pack_audio(z.float()) for z in latents if z is not None]
     return torch.cat(rows).to(device) if rows else None
