@@ -1,0 +1,127 @@
+"""What a benchmark's child is told, and what one turn of it tells back."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from runtime.checkpoints.demo import random_checkpoint
+from runtime.checkpoints.file import IndexedCheckpoint, open_file
+from runtime.checkpoints.published import FORMATS
+from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference
+from runtime.meter import Ranges, unnamed
+
+SIZES = ("full", "tiny")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One subject and what it is to do in each turn."""
+
+    subject: str  # plan | diffusers
+    plan: Plan
+    request: Ref2VARequest
+    text_rows: int  # random conditioning of so many words and one picture; 0: the request's own
+    weights: str  # "SIZE:FORMAT" of random weights; "": the plan's files
+    decode: bool  # each turn also decodes what it sampled
+    media: bool  # a turn of the request's own conditioning writes an mp4
+    out: Path  # for what such a turn writes
+    attention: str  # of diffusers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Seconds and bytes of one turn; bytes of the device, on the CPU of the process."""
+
+    seconds: float  # all of it, on the CPU's clock
+    steps: tuple[float, ...]
+    parts: Mapping[str, tuple[float, ...]]  # of each step
+    stages: Mapping[str, float]  # all but the steps
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+class Subject(Protocol):
+    """Something loaded that can take turns; the first is the warm-up."""
+
+    rows: int  # S; 0: not known before the first turn
+    facts: Mapping[str, Any]
+
+    def turn(self) -> Turn:
+        """Returns once the device has done it all."""
+
+    def profile(self) -> Mapping[str, Any]:
+        """One step under the profiler; ValueError where there is no GPU."""
+
+
+def setup_of(told: Mapping[str, Any]) -> Setup:
+    """The setup from its JSON."""
+    plan, request = dict(told["plan"]), dict(told["request"])
+    files = dict(plan["models"])
+    layers = files.pop("deepstack_layers")
+    paths = {role: None if path is None else Path(path) for role, path in files.items()}
+    plan["models"] = ModelFiles(deepstack_layers=tuple(layers), **paths)  # type: ignore[arg-type]
+    request["references"] = tuple(_reference(one) for one in request["references"])
+    return Setup(
+        subject=told["subject"],
+        plan=Plan(**plan),
+        request=Ref2VARequest(**request),
+        text_rows=told["text_rows"],
+        weights=told["weights"],
+        decode=told["decode"],
+        media=told["media"],
+        out=Path(told["out"]),
+        attention=told["attention"],
+    )
+
+
+def _reference(told: Mapping[str, Any]) -> Reference:
+    paths = {name: None if told[name] is None else Path(told[name]) for name in _PATHS}
+    return Reference(**{**told, **paths})
+
+
+_PATHS = ("path", "soundtrack")
+
+
+def opener(weights: str) -> Callable[[Path, str], IndexedCheckpoint]:
+    """How a checkpoint is opened: the file itself, or the random one of "SIZE:FORMAT".
+
+    The format is the denoiser's; the other models come in the default format of that size. A random
+    one has the stored types of the format and is made on the device that asks, from one seed.
+    ValueError lists the sizes and formats.
+    """
+    if not weights:
+        return open_file
+    size, _, dit = weights.partition(":")
+    if size not in SIZES or dit not in FORMATS[size]["dit"]:
+        known = "; ".join(f"{s}: {', '.join(FORMATS[s]['dit'])}" for s in SIZES)
+        raise ValueError(f"random weights must be SIZE:FORMAT of {known}; got {weights!r}")
+
+    def opened(path: Path, role: str) -> IndexedCheckpoint:
+        del path
+        stored = dit if role == "dit" else FORMATS[size][role][0]
+        return random_checkpoint(role, size=size, format=stored)
+
+    return opened
+
+
+def named(device: torch.device) -> Ranges:
+    """NVTX ranges, for nsys; on the CPU nothing listens."""
+    return torch.cuda.nvtx.range if device.type == "cuda" else unnamed
+
+
+def peak_of_process() -> int:
+    """Most memory that this process had, since it began."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_reserved_bytes(device: torch.device) -> int:
+    """Most that the allocator held since the last reset, or holds now."""
+    if device.type != "cuda":
+        return 0
+    return max(torch.cuda.max_memory_reserved(device), torch.cuda.memory_reserved(device))

@@ -1,0 +1,129 @@
+"""This runtime as a benchmark's subject: the pipeline of a plan, a whole request in each turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from runtime.bench.base import (
+    Setup,
+    Turn,
+    named,
+    opener,
+    peak_of_process,
+    peak_reserved_bytes,
+)
+from runtime.bench.profile import profiled, tell
+from runtime.clock import DENOISE, END_TO_END, StageClock
+from runtime.h3.denoise import layout_of
+from runtime.h3.packing import target_of
+from runtime.h3.pipeline import Pipeline
+from runtime.h3.synthetic import synthetic_conditioning
+from runtime.messages import Event, Note, StageTime
+from runtime.meter import PARTS, Ranges
+
+_ROWS = " packed rows"  # how the pipeline's note on S ends
+
+
+class PlanSubject:
+    """Loads the plan; with text rows no text encoder is needed, and none is loaded."""
+
+    def __init__(self, setup: Setup) -> None:
+        plan = setup.plan
+        if setup.text_rows:
+            plan = replace(plan, text_encoder="stream")
+        if plan.threads:
+            torch.set_num_threads(plan.threads)
+        self._setup, self.rows = setup, 0
+        self._pipeline = Pipeline(plan, lambda part, done, total: None, opener(setup.weights))
+        self._device = self._pipeline.device
+        if setup.text_rows:
+            self._conditioning = synthetic_conditioning(
+                setup.request,
+                setup.text_rows,
+                setup.request.seed,
+                text_dim=self._pipeline.model.cfg.text_dim,
+            )
+            self.rows = layout_of(self._conditioning, target_of(setup.request)).num_rows
+        self.facts: Mapping[str, Any] = {
+            "resolved": self._pipeline.resolved,
+            "load_seconds": self._pipeline.load_seconds,
+            "load_gib_per_s": self._pipeline.load_gib_per_s,
+        }
+
+    def turn(self) -> Turn:
+        """Samples, and decodes where asked; a request of its own conditioning writes files too."""
+        return self._turn(self._setup, named(self._device))
+
+    def profile(self) -> Mapping[str, Any]:
+        """The only step of a shortened request."""
+        request = replace(self._setup.request, steps=1)
+        short = replace(self._setup, request=request, decode=False, media=False)
+        measured, events = profiled(
+            self._device, lambda: self._turn(short, torch.profiler.record_function)
+        )
+        return tell(events, f"{DENOISE}, step 1", measured.steps[0])
+
+    def _turn(self, setup: Setup, ranges: Ranges) -> Turn:
+        clock = StageClock(self._device, ranges=ranges)
+        if self._pipeline.meter is not None:
+            self._pipeline.meter.ranges = ranges
+        began = time.perf_counter()
+        with clock.stage(END_TO_END):
+            if setup.text_rows:
+                self._given_conditioning(setup, clock)
+            else:
+                self._whole_request(setup, clock)
+        times = clock.times()  # waits for the device
+        seconds = time.perf_counter() - began
+        allocated = clock.peak_bytes() if self._device.type == "cuda" else peak_of_process()
+        return turn_of(times, seconds, allocated, peak_reserved_bytes(self._device))
+
+    def _given_conditioning(self, setup: Setup, clock: StageClock) -> None:
+        latents = self._pipeline.denoise(
+            setup.request, self._conditioning, emit=self._hear, cancelled=_never, clock=clock
+        )
+        if setup.decode:
+            self._pipeline.play(latents, emit=self._hear, cancelled=_never, clock=clock)
+
+    def _whole_request(self, setup: Setup, clock: StageClock) -> None:
+        self._pipeline.generate(
+            setup.request,
+            out=setup.out,
+            media=setup.media,
+            preview=False,
+            emit=self._hear,
+            cancelled=_never,
+            clock=clock,
+        )
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Note) and event.text.endswith(_ROWS):
+            self.rows = int(event.text.removesuffix(_ROWS))
+
+
+def turn_of(times: tuple[StageTime, ...], seconds: float, allocated: int, reserved: int) -> Turn:
+    """Stages summed by name; steps and their parts in order."""
+    stages: dict[str, float] = {}
+    parts: dict[str, list[float]] = {}
+    for one in times:
+        if one.step >= 0 and one.stage in PARTS:
+            parts.setdefault(one.stage, []).append(one.seconds)
+        elif one.stage not in (DENOISE, END_TO_END):
+            stages[one.stage] = stages.get(one.stage, 0.0) + one.seconds
+    return Turn(
+        seconds=seconds,
+        steps=tuple(one.seconds for one in times if one.stage == DENOISE),
+        parts={name: tuple(values) for name, values in parts.items()},
+        stages=stages,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+    )
+
+
+def _never() -> bool:
+    return False
