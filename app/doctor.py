@@ -236,7 +236,7 @@ def _ram(plan: Plan) -> Finding:
     files = [getattr(plan.models, role) for role in _ROLES]
     sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
     on_gpu = plan.device == "cuda"
-    held = sizes[1] if on_gpu and plan.text_encoder == "stream" else 0
+    held = sizes[1] if on_gpu and plan.text_encoder != "resident" else 0
     need = _ENOUGH_RAM + held if on_gpu else CPU_ENGINE_RAM + 2 * sum(sizes)
     free = psutil.virtual_memory().available
     text = f"{_size(free)} available, plan {plan.name} wants about {_size(need)}"

@@ -10,12 +10,15 @@ kernels; other kernels, and clips of reference videos, have not been measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import isclose, prod
 
 from app.estimate import Phase
-from runtime.checkpoints.classify import Part, Residence
+from app.linear_bytes import converted
+from runtime.checkpoints.classify import Part, Residence, TensorReport
 from runtime.messages import Plan, Ref2VARequest
 
 BENCHMARK = "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.md"
@@ -58,22 +61,28 @@ def weights(parts: Mapping[str, Part], plan: Plan) -> dict[str, int]:
 
 def resident(part: Part, plan: Plan) -> int:
     """Bytes of one model on the device."""
+    return sum(size for _, size in _sizes(part, plan))
+
+
+def _sizes(part: Part, plan: Plan) -> Iterator[tuple[TensorReport, int]]:
+    """Every tensor and its bytes on the device."""
     rule = Residence(
         role=part.role,
         pruned=part.pruned,
         compute=_ITEM[plan.dtype],
         vae=_ITEM[plan.video_vae_dtype],
     )
-    return sum(
-        rule.bytes(
-            tensor.role,
-            tensor.name,
-            numel=prod(tensor.shape),
-            stored=tensor.bytes,
-            packed=tensor.quant != "",
-        )
-        for tensor in part.tensors
-    )
+    for tensor in part.tensors:
+        size = converted(tensor, plan, rule)
+        if size is None:
+            size = rule.bytes(
+                tensor.role,
+                tensor.name,
+                numel=prod(tensor.shape),
+                stored=tensor.bytes,
+                packed=tensor.quant != "",
+            )
+        yield tensor, size
 
 
 def phases(
@@ -81,22 +90,28 @@ def phases(
 ) -> tuple[Phase, ...]:
     """What each phase holds on the device at its worst moment, in the order of a run.
 
-    parts: by role, all four. A streamed text encoder lies there during "text encode" only.
+    parts: by role, all four. A text encoder that is not resident lies there during "text encode"
+    only.
     """
     held = weights(parts, plan)
     text = held.pop("text_encoder")
     base = sum(held.values()) + (text if plan.text_encoder == "resident" else 0)
     base += WORKSPACE_BYTES if plan.device == "cuda" else 0
     context = CONTEXT_BYTES if plan.device == "cuda" else 0
-    streamed = text if plan.text_encoder == "stream" else 0
     return (
         Phase(name="weights", bytes=base + context),
         Phase(
             name="text encode",
-            bytes=base + context + streamed + text_encode(parts["text_encoder"], shape),
+            bytes=base + context + text_phase(parts["text_encoder"], plan, shape),
         ),
         Phase(name="reference encode", bytes=base + context + reference_encode(plan, shape)),
-        Phase(name="denoise", bytes=base + context + denoise(parts["dit"], plan, shape.rows)),
+        Phase(
+            name="denoise",
+            bytes=base
+            + context
+            + denoise(parts["dit"], plan, shape.rows)
+            + step_cache(parts["dit"], plan, request, shape.rows),
+        ),
         Phase(
             name="video VAE decode",
             bytes=base + context + video_decode(plan, request.width, request.height),
@@ -116,14 +131,45 @@ def denoise(dit: Part, plan: Plan, rows: int) -> int:
     return int(item * rows * (2 * hidden + widths * ffn + _ROPE)) + table
 
 
+def step_cache(dit: Part, plan: Plan, request: Ref2VARequest, rows: int) -> int:
+    """Copies of the target rows that a step cache keeps of each side, and while a step runs."""
+    sides = 1 if isclose(request.cfg, 1.0) else 2
+    copies = {"h3_cache": 2 * sides + 2, "spectrum": 6 * sides}.get(plan.cache, 0)
+    return copies * _ITEM[plan.dtype] * rows * dit.dims["hidden"]
+
+
+def text_phase(encoder: Part, plan: Plan, shape: Shape) -> int:
+    """What the text encoder adds while it runs: weights unless they are resident, activations."""
+    if plan.text_encoder == "resident":
+        return text_encode(encoder, shape)
+    if plan.text_encoder == "stream":
+        return resident(encoder, plan) + text_encode(encoder, shape)
+    parts: Counter[str] = Counter()
+    for tensor, size in _sizes(encoder, plan):
+        layer = re.search(r"layers\.\d+\.", tensor.name)
+        parts[layer[0] if layer else tensor.role] += size
+    two_layers = 2 * max(size for name, size in parts.items() if name.startswith("layers."))
+    return max(
+        parts["vision"] + _vision(shape), parts["embedding"], two_layers + _language(encoder, shape)
+    )
+
+
 def text_encode(encoder: Part, shape: Shape) -> int:
-    """fp32: an MLP over all text rows beside one widened weight, or the vision tower before it."""
+    """Activations, fp32: of the language model, or of the vision tower before it."""
+    return max(_language(encoder, shape), _vision(shape))
+
+
+def _vision(shape: Shape) -> int:
+    return 4 * shape.vision_tokens * _VISION_BYTES
+
+
+def _language(encoder: Part, shape: Shape) -> int:
+    """An MLP over all text rows beside one widened weight."""
     width, ffn = encoder.dims["hidden"], encoder.dims["ffn"]
     rows = shape.text_rows
     without_weight = 4 * rows * (3 * width + 3 * ffn)
     with_weight = 4 * width * ffn + 4 * rows * (3 * width + 2 * ffn)
-    vision = 4 * shape.vision_tokens * _VISION_BYTES
-    return max(without_weight, with_weight, vision)
+    return max(without_weight, with_weight)
 
 
 def reference_encode(plan: Plan, shape: Shape) -> int:

@@ -40,6 +40,7 @@ class _State:
         x = evaluation.blocks(x, 0, 1)
         after = kept(evaluation.targets(x))
         first = difference(after, before)
+        del before  # not alive while the blocks run: it would be a copy more at the peak
         change = None if self._first is None else relative_change(first, self._first)
         if may_skip and self._rest is not None and within(change, self._threshold):
             video, audio = (a + r for a, r in zip(after, self._rest, strict=True))

@@ -75,6 +75,7 @@ class TensorReport:
     bytes: int
     gpu_bytes: int
     quant: str = ""  # format of the quantised layer it belongs to
+    full_precision: bool = False  # that layer is dequantised whatever a plan names
     layout: str = ""
     padding: str = ""
 
@@ -242,6 +243,7 @@ def _tensor(
         bytes=info.nbytes,
         gpu_bytes=residence.bytes(kind, name, numel=info.numel, stored=info.nbytes, packed=packed),
         quant=quant.format if quant else "",
+        full_precision=quant is not None and quant.full_precision,
         layout=_layout(quant, suffix) if quant else "",
         padding=_padding(info, shapes[layer]) if quant and _tiled(quant, suffix) else "",
     )

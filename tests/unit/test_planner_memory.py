@@ -13,17 +13,23 @@ import torch
 from app import memory, models
 from app.memory import Shape
 from runtime.checkpoints import open_checkpoint
-from runtime.checkpoints.classify import Part
+from runtime.checkpoints.classify import Part, classify
+from runtime.checkpoints.demo import write_random
+from runtime.checkpoints.header import read_header
 from runtime.h3.audio_vae import build_audio_vae
 from runtime.h3.config import H3Config
 from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.model import Block, RowSpan
+from runtime.h3.text import VisionBlock
 from runtime.h3.text_layers import LanguageConfig, Layer
+from runtime.h3.text_linear import DequantisedLinear
+from runtime.h3.text_streamed import LayeredTextEncoder
 from runtime.h3.text_vision import VisionConfig, VisionTower
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
 from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.elementwise.vae_eager import VaeEager
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
+from tests.checkpoint_files import tiny
 from tests.unit.full_size import write_set
 from tests.unit.live_bytes import peak_bytes
 
@@ -31,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.json"
 DEMO = ROOT / "presets" / "demo"
 META = torch.device("meta")
+ROLES = ("dit", "text_encoder", "video_vae", "audio_vae")
 SHAPE = Shape(
     rows=20_342,
     text_rows=552,
@@ -217,6 +224,27 @@ def test_weights_are_the_bytes_that_the_loader_makes(dtype: str) -> None:
     assert found.files[0].resident_bytes == loaded
 
 
+@pytest.mark.parametrize("form", ["pruned_bf16", "pruned_nvfp4", "full_fp8"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"weights": "cached"},
+        {"dense": "fp8_rowwise", "nvfp4": "fp8_rowwise", "fp8": "fp8_rowwise"},
+        {"dense": "fp8_tensorwise", "nvfp4": "fp8_tensorwise", "fp8": "fp8_tensorwise"},
+    ],
+    ids=["cached", "rowwise", "tensorwise"],
+)
+def test_weights_in_another_form_are_the_bytes_that_the_loader_makes(
+    tmp_path: Path, form: str, fields: dict[str, str]
+) -> None:
+    file = tiny(tmp_path, "dit", form)
+    plan = replace(_vae_plan("fp32"), device="cpu", dtype="bf16", **fields)
+    model, _ = load_denoiser(open_checkpoint(file, "dit"), plan, torch.device("cpu"))
+    tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
+    found = models.look(replace(plan, models=replace(plan.models, dit=file)))
+    assert found.files[0].resident_bytes == sum(t.nbytes for t in tensors.values())
+
+
 def test_int8_layers_hold_more_at_once(
     full: tuple[Plan, Mapping[str, Part]], tmp_path: Path
 ) -> None:
@@ -224,3 +252,56 @@ def test_int8_layers_hold_more_at_once(
     int8 = models.look(plan).parts["dit"]
     more = memory.denoise(int8, plan, 1000) - memory.denoise(full[1]["dit"], full[0], 1000)
     assert more == 2 * 1000 * 1.5 * 14336
+
+
+# ---- a text encoder in layers, a step cache
+
+
+def test_nvfp4_with_a_text_encoder_in_layers_stays_under_24_gib_at_the_reference_shape(
+    full: tuple[Plan, Mapping[str, Part]],
+) -> None:
+    plan, parts = full
+    layers = replace(plan, text_encoder="layers")
+    request = Ref2VARequest(id="r", prompt="")
+    found = {phase.name: phase.bytes for phase in memory.phases(parts, layers, request, SHAPE)}
+    assert max(found.values()) < 24 * 2**30
+    assert found["text encode"] < found["denoise"]
+    whole = memory.phases(parts, replace(plan, text_encoder="stream"), request, SHAPE)
+    assert max(phase.bytes for phase in whole) > 24 * 2**30
+
+
+@pytest.mark.parametrize("format", ["bf16", "nvfp4_awq"])
+def test_layers_are_counted_as_the_encoder_holds_them(format: str, tmp_path: Path) -> None:
+    file = tmp_path / "text.safetensors"
+    write_random(file, "text_encoder", size="tiny", format=format)
+    encoder = LayeredTextEncoder(
+        open_checkpoint(file, "text_encoder"), device="cpu", deepstack_layers=(0, 1, 2)
+    )
+    held: dict[str, int] = {}
+    picture = VisionBlock(frames=torch.rand(1, 64, 64, 3), is_video=False)
+    encoder.encode((1, picture, 2), on_layer=lambda name, x: held.update({name: _bytes(encoder)}))
+    part = classify(read_header(file)).parts[0]
+    plan = replace(plan_of(dict.fromkeys(ROLES, file)), text_encoder="layers")
+    long = replace(SHAPE, text_rows=10**6, vision_tokens=0)
+    large = replace(SHAPE, text_rows=0, vision_tokens=10**6)
+    two_layers = max(size for name, size in held.items() if name.startswith("layer_"))
+    assert two_layers > held["layer_49"]
+    assert memory.text_phase(part, plan, long) == two_layers + memory.text_encode(part, long)
+    vision = held["vision_0/merged"] + memory.text_encode(part, large)
+    assert memory.text_phase(part, plan, large) == vision
+
+
+def _bytes(encoder: LayeredTextEncoder) -> int:
+    packed = [m.packed for m in encoder.modules.modules() if isinstance(m, DequantisedLinear)]
+    tensors = [p for p in encoder.modules.parameters() if not p.is_meta]
+    return sum(t.nbytes for t in [*tensors, *(t for p in packed for t in p.tensors.values())])
+
+
+@pytest.mark.parametrize(("cache", "copies"), [("off", 0), ("h3_cache", 4), ("spectrum", 6)])
+def test_a_step_cache_is_counted_by_the_copies_it_keeps(
+    cache: str, copies: int, full: tuple[Plan, Mapping[str, Part]]
+) -> None:
+    plan, parts = full
+    request = Ref2VARequest(id="r", prompt="")
+    more = memory.step_cache(parts["dit"], replace(plan, cache=cache), request, 20_342)
+    assert more == copies * 2 * 20_342 * 5376

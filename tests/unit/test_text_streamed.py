@@ -15,6 +15,7 @@ from runtime.cancel import Cancelled
 from runtime.checkpoints import open_checkpoint
 from runtime.checkpoints.base import CheckpointError
 from runtime.checkpoints.demo import random_checkpoint
+from runtime.checkpoints.load import LoadReport
 from runtime.h3.text import TextEncoder, TextImage, TextVideo, presentation_tokens
 from runtime.h3.text_layers import NUM_LAYERS
 from runtime.h3.text_streamed import LayeredTextEncoder
@@ -22,6 +23,7 @@ from runtime.h3.tokenizer import Tokenizer
 from runtime.parity.golden import Golden
 from runtime.parity.replay import te
 from runtime.parity.setup import Setup
+from tests.denoiser_parts import demo_plan
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 TAPS = (0, 1, 2)
@@ -64,10 +66,21 @@ def test_it_gives_the_bits_of_the_resident_encoder(format: str, tokenizer: Token
 
 
 @pytest.mark.parametrize("name", ["te_bf16", "te_nvfp4_awq"])
-def test_its_stages_are_those_of_the_goldens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(te, "TextEncoder", LayeredTextEncoder)
+def test_parity_of_a_plan_with_layers_replays_the_goldens_with_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    load = LayeredTextEncoder._load
+
+    def counted(self: LayeredTextEncoder, *given: Any) -> LoadReport:
+        built.append(type(self).__name__)
+        return load(self, *given)
+
+    monkeypatch.setattr(LayeredTextEncoder, "_load", counted)
     golden = Golden(GOLDENS / f"{name}.safetensors")
-    found = te.replay(golden, GOLDENS / "checkpoints", Setup())
+    setup = Setup(plan=demo_plan(text_encoder="layers"))
+    found = te.replay(golden, GOLDENS / "checkpoints", setup)
+    assert built == ["LayeredTextEncoder"]
     assert len(found) >= 40
     assert [c.name for c in found if not c.equal] == []
 
