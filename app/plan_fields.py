@@ -153,6 +153,22 @@ _FIELDS: tuple[_Row, ...] = (
         "resident: stays in memory; stream: loaded for each prompt; layers: two at a time, slower.",
     ),
     (
+        "adaln",
+        "AdaLN weights",
+        ("resident", "offloaded"),
+        "",
+        "choice",
+        "offloaded: those of a full checkpoint are read again for each new schedule; saves 26 GB.",
+    ),
+    (
+        "graphs",
+        "CUDA graphs",
+        (),
+        "",
+        "switch",
+        "Each evaluation is one graph of its exact shape; needs times of kernels off.",
+    ),
+    (
         "cache",
         "Step cache",
         STEP_CACHES,

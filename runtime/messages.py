@@ -173,6 +173,9 @@ class Plan:
     # resident: stays on the device between requests; stream: loaded whole for each new prompt;
     # layers: for each new prompt, two of its layers on the device at a time
     text_encoder: str = "stream"
+    # offloaded: a full checkpoint's AdaLN weights are read again for each new schedule's tables
+    adaln: str = "resident"
+    graphs: bool = False  # an evaluation is replayed as one CUDA graph of its exact shape
     cache: str = "off"  # lossy: a step cache of runtime/caches skips steps that it expects to guess
     cache_threshold: float = 0.0  # of the cache's measure, for video and for audio; 0: its own
     cache_warmup: int = 0  # first steps that are always computed; 0: the cache's own
@@ -193,6 +196,7 @@ class Plan:
             "island_rounding": ("comfy", "keep"),
             "video_vae_dtype": ("fp16", "fp32"),
             "vae_blend": ("raw_tails",),
+            "adaln": ("resident", "offloaded"),
             "text_encoder": ("resident", "stream", "layers"),
             "cache": STEP_CACHES,
         }
@@ -224,9 +228,28 @@ class Plan:
             raise ValueError(
                 f"plan field vae_tiles must be 1 (one by one) to 1024, got {self.vae_tiles}"
             )
+        self._check_graphs()
         if not 0 <= self.threads <= 4096:
             raise ValueError(
                 f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"
+            )
+
+    def _check_graphs(self) -> None:
+        if not self.graphs:
+            return
+        if self.device != "cuda":
+            raise ValueError(
+                f"plan field graphs must be false on device {self.device}; a CUDA graph needs cuda"
+            )
+        if self.kernel_times:
+            raise ValueError(
+                "plan field kernel_times must be false with graphs: kernels of a replayed graph "
+                "cannot be timed apart"
+            )
+        if self.cache != "off":
+            raise ValueError(
+                f"plan field cache must be off with graphs, got {self.cache!r}: a step cache "
+                f"decides between the blocks of a step, which a graph replays whole"
             )
 
 

@@ -59,6 +59,8 @@ class PlanJson(_Strict):
     vae_blend: str | None = None
     vae_tiles: int | None = None
     text_encoder: str | None = None
+    adaln: str | None = None
+    graphs: bool | None = None
     cache: str | None = None
     cache_threshold: float | None = None
     cache_warmup: int | None = None

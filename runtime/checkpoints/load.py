@@ -36,6 +36,7 @@ def load_into(
     build_linear: BuildLinear,
     converted: frozenset[str] = frozenset(),
     ignore: frozenset[str] = frozenset(),
+    later: frozenset[str] = frozenset(),
     progress: LoadProgress | None = None,
 ) -> LoadReport:
     """Load every tensor of `checkpoint` into `module` on `device`.
@@ -43,7 +44,8 @@ def load_into(
     A quantised layer's submodule is replaced by build_linear(packed, old module); every other
     parameter and persistent buffer becomes tensor(name).to(dtype_of(name, stored dtype)).
     `converted`: unquantised linears that go to build_linear as well, in dtype_of's dtype.
-    `ignore`: tensor names of the file that are left unread. `progress`(bytes done, bytes in all).
+    `ignore`: tensor names of the file that are left unread; `later`: those that have to fit, but
+    are not read now (`fill` reads them). `progress`(bytes done, bytes in all).
     Raises CheckpointError before anything is read when tensors are missing, left over or of a wrong
     shape (contract 1.3, 1.4, 8), and for a tensor that holds NaN or infinity.
     """
@@ -53,7 +55,7 @@ def load_into(
     total = fill(
         module,
         checkpoint,
-        names,
+        [name for name in names if name not in later],
         device=device,
         dtype_of=dtype_of,
         build_linear=build_linear,

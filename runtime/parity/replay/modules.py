@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime.h3.model import H3Model
 from runtime.parity.golden import Golden
@@ -50,7 +50,7 @@ def _modules(model: H3Model) -> Iterator[_Module]:
                 f"{name}.adaln_proj",
                 ("t_emb",),
                 f"{name}.adaln_proj.out{j}",
-                lambda t_emb, j=j, adaln=adaln: adaln(t_emb)[j],
+                lambda t_emb, j=j, adaln=adaln: _lent(model, adaln, t_emb)[j],
             )
         yield f"{name}.attn.qkv_proj", (f"{name}.attn.in",), f"{name}.attn.qkv_proj.out", qkv
         yield (
@@ -67,6 +67,12 @@ def _modules(model: H3Model) -> Iterator[_Module]:
             f"{name}.mlp.out",
             lambda hidden, fc2=fc2: fc2(_swiglu(hidden)),
         )
+
+
+def _lent(model: H3Model, adaln: nn.Module, t_emb: Tensor) -> tuple[Tensor, ...]:
+    with model.lend(adaln):
+        tables: tuple[Tensor, ...] = adaln(t_emb)
+    return tables
 
 
 def _swiglu(hidden: Tensor) -> Tensor:
