@@ -32,7 +32,11 @@ def main() -> int:
     try:
         setup = setup_of(json.loads(sys.stdin.readline()))
         subject = _load(setup)
-        facts = {**subject.facts, "machine": asdict(machine()), "gpu": _gpu(setup.plan.device)}
+        facts = {
+            **subject.facts,
+            "machine": asdict(machine()),
+            "device_name": _name(setup.plan.device),
+        }
         _say(answers, {"ready": facts, "rows": subject.rows})
         for line in sys.stdin:
             _say(answers, _answer(subject, json.loads(line)["do"]))
@@ -69,7 +73,7 @@ def _say(answers: TextIO, told: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _gpu(device: str) -> str:
+def _name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else "cpu"
 
 

@@ -1,0 +1,167 @@
+"""A benchmark: subjects take turns A B A B, nothing runs beside a turn; medians of their times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Told = Mapping[str, Any]  # what one turn told: runtime.bench.base.Turn as JSON
+
+_DECODES = ("video VAE decode", "audio VAE decode")
+Watch = Callable[[], AbstractContextManager[Callable[[], dict[str, Any]]]]
+
+
+class Subject(Protocol):
+    """app.bench_child.Child, as far as it is needed here."""
+
+    name: str
+
+    def load(self) -> dict[str, Any]: ...
+    def ask(self, command: str) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One subject: what it loaded, its turns after the warm-up, and the GPU during each."""
+
+    name: str
+    facts: dict[str, Any]
+    rows: int
+    warm_up: Told
+    turns: tuple[Told, ...]
+    gpu: tuple[dict[str, Any], ...]
+    profile: dict[str, Any] | None
+
+
+def measure(
+    subjects: Sequence[Subject],
+    *,
+    runs: int,
+    profile: bool,
+    watch: Watch,
+    say: Callable[[str], None],
+) -> tuple[list[Measured], str]:
+    """Loads all, warms each up, then `runs` rounds of a turn each; also the order, "A B A B".
+
+    ValueError when two subjects pack different numbers of rows. The profile comes last: it slows.
+    """
+    ready = []
+    for subject in subjects:
+        say(f"loading {subject.name}")
+        ready.append(subject.load()["ready"])
+    warm = [_turn(subject, say, "warm-up") for subject in subjects]
+    same_rows(subjects, warm)
+    turns: list[list[Told]] = [[] for _ in subjects]
+    gpu: list[list[dict[str, Any]]] = [[] for _ in subjects]
+    order = []
+    for run in range(runs):
+        for place, subject in enumerate(subjects):
+            order.append(chr(ord("A") + place))
+            with watch() as seen:
+                turns[place].append(_turn(subject, say, f"run {run + 1} of {runs}"))
+                gpu[place].append(seen())
+    profiles = [subject.ask("profile")["profile"] if profile else None for subject in subjects]
+    measured = [
+        Measured(
+            name=subject.name,
+            facts=ready[place],
+            rows=warm[place]["rows"],
+            warm_up=warm[place],
+            turns=tuple(turns[place]),
+            gpu=tuple(gpu[place]),
+            profile=profiles[place],
+        )
+        for place, subject in enumerate(subjects)
+    ]
+    return measured, " ".join(order)
+
+
+def _turn(subject: Subject, say: Callable[[str], None], what: str) -> Told:
+    told = subject.ask("turn")
+    step = statistics.median(told["steps"])
+    say(f"{what:<12} {subject.name}: {told['rows']:,} rows, {step:.4f} s a step")
+    return told
+
+
+def same_rows(subjects: Sequence[Subject], warm: Sequence[Told]) -> None:
+    """A ratio between different numbers of rows means nothing."""
+    if len({told["rows"] for told in warm}) > 1:
+        said = " and ".join(f"{s.name} {t['rows']:,}" for s, t in zip(subjects, warm, strict=True))
+        raise ValueError(f"the subjects pack different numbers of rows ({said}); nothing compares")
+
+
+def spread(values: Iterable[float]) -> dict[str, Any]:
+    """{median, min, max, n} of at least one value."""
+    known = list(values)
+    return {
+        "median": statistics.median(known),
+        "min": min(known),
+        "max": max(known),
+        "n": len(known),
+    }
+
+
+def summary(measured: Measured) -> dict[str, Any]:
+    """Of every number its median, min, max and count; the single values of the steps too."""
+    turns = measured.turns
+    parts = turns[0]["parts"]
+    stages = dict.fromkeys(name for turn in turns for name in turn["stages"])
+    told = {
+        "name": measured.name,
+        "rows": measured.rows,
+        "step_seconds": spread(_steps(turns)),
+        "steps": [turn["steps"] for turn in turns],
+        "parts": {name: spread(x for t in turns for x in t["parts"][name]) for name in parts},
+        "denoise_seconds": spread(sum(turn["steps"]) for turn in turns),
+        "stages": {name: spread(t["stages"].get(name, 0.0) for t in turns) for name in stages},
+        "seconds": spread(turn["seconds"] for turn in turns),
+        "outside_seconds": spread(outside(turn) for turn in turns),
+        "warm_up": {
+            "seconds": measured.warm_up["seconds"],
+            "steps": measured.warm_up["steps"],
+            "outside_seconds": outside(measured.warm_up),
+        },
+        "peak_allocated_bytes": max(turn["peak_allocated_bytes"] for turn in turns),
+        "peak_reserved_bytes": max(turn["peak_reserved_bytes"] for turn in turns),
+        "gpu": gpu_summary(measured.gpu),
+        **measured.facts,
+    }
+    return told if measured.profile is None else {**told, "profile": measured.profile}
+
+
+def outside(turn: Told) -> float:
+    """Seconds of a turn that are neither denoising nor decoding."""
+    decoding = sum(turn["stages"].get(name, 0.0) for name in _DECODES)
+    return turn["seconds"] - sum(turn["steps"]) - decoding
+
+
+def ratios(first: Measured, second: Measured) -> dict[str, Any]:
+    """How many times as long the second takes: of the medians, and of each round's medians."""
+    rounds = [
+        statistics.median(b["steps"]) / statistics.median(a["steps"])
+        for a, b in zip(first.turns, second.turns, strict=True)
+    ]
+    return {
+        "step": statistics.median(_steps(second.turns)) / statistics.median(_steps(first.turns)),
+        "rounds": spread(rounds),
+    }
+
+
+def gpu_summary(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of what NVML told during the turns; {"reason": ...} where it told nothing."""
+    told = [one for one in samples if "power_watts" in one]
+    if not told:
+        return {"reason": samples[0].get("reason", "no sample") if samples else "no sample"}
+    return {
+        "power_watts": spread(w for one in told for w in one["power_watts"]),
+        "sm_clock_mhz": spread(c for one in told for c in one["sm_clock_mhz"]),
+        "temperature_c": max(c for one in told for c in one["temperature_c"]),
+        "throttled": sorted({reason for one in told for reason in one["throttled"]}),
+    }
+
+
+def _steps(turns: Iterable[Told]) -> list[float]:
+    return [seconds for turn in turns for seconds in turn["steps"]]

@@ -1,0 +1,84 @@
+"""A subject of a benchmark as a process: it is asked over JSON lines and waits while others run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from app.children import ROOT
+
+_ENDING_SECONDS = 20.0
+
+
+class BenchFailed(RuntimeError):
+    """A subject could not go on, for no fault of what the user asked; one sentence."""
+
+
+class Child:
+    """`python -m runtime.bench`; load() must be the first question, close() ends it."""
+
+    def __init__(self, name: str, setup: dict[str, Any]) -> None:
+        self.name = name
+        self._setup = setup
+        self._said = tempfile.TemporaryFile()  # what it prints beside its answers  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "runtime.bench"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,  # Ctrl-C is ours to hear
+        )
+
+    def load(self) -> dict[str, Any]:
+        """{"ready": facts, "rows": S} once everything is on the device."""
+        return self._ask(self._setup)
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """What a "turn" or a "profile" told; ValueError and BenchFailed are one sentence."""
+        return self._ask({"do": command})
+
+    def close(self) -> None:
+        """Ends it and gives its memory back; may be called again."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._said.close()
+
+    def kill(self) -> None:
+        """Ends it in the middle of a turn."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            raise BenchFailed(f"{self.name}: its process ended ({self._last_words()})")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" not in answer:
+            return answer
+        failure = ValueError if answer["bad_input"] else BenchFailed
+        raise failure(f"{self.name}: {answer['error']}")
+
+    def _last_words(self) -> str:
+        status = self._process.wait()
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"status {status}: {lines[-1][:300]}" if lines else f"status {status}"

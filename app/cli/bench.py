@@ -1,0 +1,244 @@
+"""`launch.py bench`: how long a plan takes, alone or in turns with another plan or with a peer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from app import bench, preflight, presets, runs
+from app.bench_child import BenchFailed, Child
+from app.bench_table import lines
+from app.stored import plain
+from runtime.messages import Plan, Ref2VARequest
+
+RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks" / "records.jsonl"
+FAILED = 1
+_SCHEMA = 1
+_STEPS = 2  # of a turn with random conditioning; a request brings its own number
+_MOST_RUNS = 1000
+_NO_MEMORY = "ran out of memory"  # of runtime.worker.sentence
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("--plan", required=True, help="a TOML file or a name in presets/plans: A")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--against", metavar="PLAN", help="B, in turns with A: A B A B")
+    other.add_argument("--peer", choices=("diffusers",), help="B is this package's own H3")
+    parser.add_argument("--request", help="a TOML file or a name in presets/requests")
+    parser.add_argument(
+        "--text-rows",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random conditioning of N words and one picture: no text encoder, no media",
+    )
+    parser.add_argument("--runs", type=int, default=3, help="turns of each after its warm-up (3)")
+    parser.add_argument("--steps", type=int, help="of a turn (with --text-rows 2)")
+    parser.add_argument("--no-decode", action="store_true", help="with --text-rows: sampling alone")
+    parser.add_argument("--no-media", action="store_true", help="float frames in place of an mp4")
+    parser.add_argument(
+        "--repeat-request",
+        action="store_true",
+        help="one turn: the second request, whose conditioning is known",
+    )
+    parser.add_argument("--profile", action="store_true", help="one more step, kernel by kernel")
+    parser.add_argument(
+        "--random-weights",
+        metavar="FORMAT",
+        help="of the denoiser, in place of A's (and B's) files",
+    )
+    parser.add_argument("--against-weights", metavar="FORMAT", help="the same for B alone")
+    parser.add_argument("--random-size", choices=("full", "tiny"), default="full")
+    parser.add_argument(
+        "--peer-attention", default="_native_cudnn", help="of diffusers (_native_cudnn)"
+    )
+    parser.add_argument("--out", help="folder for what requests write (a temporary one)")
+    parser.add_argument(
+        "--record", action="store_true", help="add the result to docs/benchmarks/records.jsonl"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """The table, then the result as one line of JSON; 0 ok, 1 failed, 2 bad input."""
+    _check(args)
+    request = _request(args)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(args.out))
+        setups = _setups(args, request, folder)
+        watch = stack.enter_context(_watching(setups[0][1]["plan"]["device"]))
+        children = []
+        for name, setup in setups:
+            children.append(Child(name, setup))
+            stack.callback(children[-1].close)
+            stack.push(partial(_kill, children[-1]))
+        try:
+            measured, order = bench.measure(
+                children,
+                runs=1 if args.repeat_request else args.runs,
+                profile=args.profile,
+                watch=watch,
+                say=partial(print, file=sys.stderr, flush=True),
+            )
+        except BenchFailed as error:
+            reason = str(error)
+            if len(children) > 1 and _NO_MEMORY in reason:
+                reason += "; both subjects stay loaded: bench each alone, or a smaller format"
+            print(f"launch.py bench: {reason}", file=sys.stderr)
+            print(json.dumps({"bench": _SCHEMA, "ok": False, "reason": reason}))
+            return FAILED
+    result = _result(args, request, setups, measured, order)
+    print("\n".join(lines(result["subjects"], result.get("ratio"))))
+    if args.record:
+        _append(RECORDS, result)
+    print(json.dumps(result))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not 1 <= args.runs <= _MOST_RUNS:
+        raise ValueError(f"--runs must be 1 to {_MOST_RUNS}, got {args.runs}")
+    if args.peer and not args.text_rows:
+        raise ValueError("--peer is measured on random conditioning; give --text-rows, such as 300")
+    if args.against_weights and not args.against:
+        raise ValueError("--against-weights belongs to --against, which is not given")
+    if args.no_decode and not args.text_rows:
+        raise ValueError("--no-decode belongs to --text-rows; a request is always decoded")
+    if args.text_rows < 0:
+        raise ValueError(f"--text-rows must be 1 or more, got {args.text_rows}")
+    if not args.request and not args.text_rows:
+        raise ValueError("nothing says what to run; give --request, or --text-rows such as 300")
+
+
+def _request(args: argparse.Namespace) -> Ref2VARequest:
+    """The request; with text rows its references and prompt do not count."""
+    changes: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
+    if args.text_rows:
+        changes = {"steps": _STEPS, "references": (), "prompt": "", **changes}
+    if not args.request:
+        return Ref2VARequest(id="bench", **changes)
+    path = presets.find("requests", args.request)
+    return presets.load_request(path, id="bench", changes=changes)
+
+
+def _setups(
+    args: argparse.Namespace, request: Ref2VARequest, folder: Path
+) -> list[tuple[str, dict[str, Any]]]:
+    """(name, setup) of A and, where there is one, of B."""
+
+    def setup(subject: str, plan: Plan, weights: str | None) -> dict[str, Any]:
+        if not weights and not args.text_rows:
+            preflight.check(request, plan, folder / "check", media=not args.no_media)
+        return {
+            "subject": subject,
+            "plan": plain(plan),
+            "request": plain(request),
+            "text_rows": args.text_rows,
+            "weights": f"{args.random_size}:{weights}" if weights else "",
+            "decode": bool(args.text_rows) and not args.no_decode,
+            "media": not args.text_rows and not args.no_media,
+            "out": str(folder),
+            "attention": args.peer_attention,
+        }
+
+    plan = presets.load_plan(presets.find("plans", args.plan))
+    found = [(plan.name, setup("plan", plan, args.random_weights))]
+    if args.peer:
+        found.append((args.peer, setup(args.peer, plan, "full_bf16")))
+    if args.against:
+        other = presets.load_plan(presets.find("plans", args.against))
+        if other.device != plan.device:
+            raise ValueError(
+                f"{plan.name} runs on {plan.device} and {other.name} on {other.device}; a ratio "
+                f"needs two plans of one device"
+            )
+        name = other.name if other.name != plan.name else f"{other.name} (B)"
+        weights = args.against_weights or args.random_weights
+        found.append((name, setup("plan", replace(other, name=name), weights)))
+    return found
+
+
+@contextmanager
+def _folder(out: str | None) -> Iterator[Path]:
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="h3-bench-") as made:
+            yield Path(made)
+        return
+    folder = presets.user_path(out).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+@contextmanager
+def _watching(device: str) -> Iterator[bench.Watch]:
+    """How a turn's GPU is watched; without NVML the reason stands in its place."""
+    if device != "cuda":
+        yield partial(_unseen, "the plan runs on the CPU")
+        return
+    try:
+        from app import bench_watch
+        from app.telemetry import Telemetry
+    except ImportError as error:  # a bare machine: speed can be measured, power cannot
+        yield partial(_unseen, f"{error}; pip install nvidia-ml-py psutil")
+        return
+    with Telemetry(bench_watch.Silent()) as telemetry:
+        yield partial(bench_watch.turn, telemetry)
+
+
+@contextmanager
+def _unseen(reason: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    yield lambda: {"reason": reason}
+
+
+def _kill(child: Child, kind: type[BaseException] | None, *_: object) -> bool:
+    """A turn that was interrupted is not waited for."""
+    if kind is not None:
+        child.kill()
+    return False
+
+
+def _result(
+    args: argparse.Namespace,
+    request: Ref2VARequest,
+    setups: list[tuple[str, dict[str, Any]]],
+    measured: list[bench.Measured],
+    order: str,
+) -> dict[str, Any]:
+    subjects = [
+        {**bench.summary(one), "subject": s["subject"], "weights": s["weights"], "plan": s["plan"]}
+        for one, (_, s) in zip(measured, setups, strict=True)
+    ]
+    result = {
+        "bench": _SCHEMA,
+        "ok": True,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "id": runs.new_id(),
+        "request": plain(request),
+        "text_rows": args.text_rows,
+        "rows": measured[0].rows,
+        "order": order,
+        "subjects": subjects,
+    }
+    if len(measured) > 1:
+        result["ratio"] = bench.ratios(measured[0], measured[1])
+    return result
+
+
+def _append(path: Path, result: dict[str, Any]) -> None:
+    """One line in one write: two benchmarks that end together do not mix."""
+    line = json.dumps(result).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
