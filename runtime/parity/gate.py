@@ -20,13 +20,14 @@ from runtime.parity.gate_cases import (
     OWN,
     RANDOM,
     Case,
+    aligned_case,
     golden_cases,
     random_case,
     random_denoiser,
     read_request,
 )
 from runtime.parity.gate_judge import judge
-from runtime.parity.gate_pages import keep, markdown, page_of
+from runtime.parity.gate_pages import RUNS, keep, markdown, page_of
 from runtime.parity.gate_report import EXIT_FAILED, GATED, document
 from runtime.parity.gate_tables import lines
 from runtime.parity.plans import read_plan
@@ -34,7 +35,7 @@ from runtime.parity.plans import read_plan
 BASELINE = "baseline"  # --against: the correctness baseline of the plan on this machine
 DEFAULT_REQUEST = "reference_960x544_124f"
 GOLDENS = Path(__file__).parents[2] / "tests" / "goldens"
-_TOLD = ("backends", "against_name", "status", "reason", "worst", "share", "failed")
+_TOLD = ("fields", "backends", "against_name", "status", "reason", "worst", "share", "failed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--blocks", type=int, default=0, metavar="STEP", help="also compare each block at that step"
     )
     parser.add_argument("--json", type=Path, dest="out", help="write every figure there")
+    parser.add_argument(
+        "--runs", type=Path, default=RUNS, help="the console's runs: its Backends panel reads gate/"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table for docs/benchmarks there")
 
 
@@ -83,11 +87,13 @@ def _write(args: argparse.Namespace, documents: list[dict[str, Any]], base: Plan
     if args.out is not None:
         write_json_atomic(args.out, documents if args.all else documents[0])
     for found in documents:
-        keep(found)
+        keep(found, args.runs)
     page = args.markdown or (page_of(documents[0]["device"]) if args.all else None)
     if page is not None:
         title = "The quality gate: every lossy backend" if args.all else f"Gate of {base.name}"
-        write_bytes_atomic(page, markdown(documents, title).encode())
+        write_bytes_atomic(
+            page, markdown(documents, title, gate_plans.alone() if args.all else []).encode()
+        )
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -117,7 +123,8 @@ def _cases(args: argparse.Namespace, plan: Plan) -> list[Case]:
     if plan.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"plan {plan.name} names cuda: torch sees no CUDA device here")
     if args.text_rows is None:
-        return golden_cases(args.goldens or GOLDENS, args.steps)
+        found = golden_cases(args.goldens or GOLDENS, args.steps)
+        return [*found, aligned_case(gate_plans.default_plan().models.dit)] if args.all else found
     changes: dict[str, object] = {"steps": args.steps} if args.steps else {}
     request = read_request(args.request or DEFAULT_REQUEST, changes)
     if args.random:

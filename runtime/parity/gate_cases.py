@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +130,16 @@ def random_denoiser(format: str) -> Callable[[], Checkpoint]:
     if format not in known:
         raise ValueError(f"--random must be one of {', '.join(known)}, got {format!r}")
     return partial(random_checkpoint, "dit", size="full", format=format)
+
+
+def aligned_case(dit: Path) -> Case:
+    """The demo denoiser over 64 words and 128 rows in all: what a kernel without a tail mask takes.
+
+    Rows of words and rows in all are multiples of 64, which no golden's are.
+    """
+    request = Ref2VARequest(id="gate", prompt="", width=128, height=128, frames=5)
+    found = random_case(request, 64, partial(open_checkpoint, dit, "dit"), TINY)
+    return replace(found, name="demo denoiser, 128 rows")
 
 
 def read_request(name: str, changes: dict[str, object]) -> Ref2VARequest:

@@ -64,6 +64,7 @@ class Verdict:
     steps: tuple[StepFigures, ...] = ()
     free: dict[str, Figures] | None = None  # the final latents of both plans' own runs
     blocks: tuple[dict[str, float], ...] = ()  # relative L2 of the rows after each block
+    skipped: tuple[int, ...] = ()  # steps, from 0, that P's step cache answered when forced
 
     def worst(self, stream: str) -> float:
         """The largest relative L2 of the stream's velocity; 0 without steps."""
@@ -118,6 +119,14 @@ def judge(p: Plan, q: Plan, case: Case, block_step: int = -1) -> Verdict:
             reason=str(error),
             changed=changed,
         )
+    if "cache" in names and p.cache != "off" and not forced.skipped:
+        return Verdict(
+            case=case.name,
+            label=case.label,
+            status=IDLE,
+            reason=f"the cache answered none of {case.num_steps} steps",
+            changed=changed,
+        )
     steps = tuple(
         _step(there.sigma, got.velocity, there.velocity, got.denoised, there.denoised, limits)
         for got, there in zip(forced.steps, reference.steps, strict=True)
@@ -133,6 +142,7 @@ def judge(p: Plan, q: Plan, case: Case, block_step: int = -1) -> Verdict:
         steps=steps,
         free=_pair(own.final, reference.final),
         blocks=_blocks(forced, reference),
+        skipped=forced.skipped,
     )
 
 
@@ -236,6 +246,8 @@ def _figures(got: Tensor, want: Tensor) -> Figures:
 
 
 def _blocks(forced: Trajectory, reference: Trajectory) -> tuple[dict[str, float], ...]:
+    if len(forced.blocks) != len(reference.blocks):  # a step cache ran fewer
+        return ()
     return tuple(
         {
             stream: _figures(a[i].float(), b[i].float()).relative_l2

@@ -15,10 +15,10 @@ from runtime.parity.gate_report import GATED
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "benchmarks"
-RUNS = ROOT / "runs" / "gate"  # where the console looks
+RUNS = ROOT / "runs"  # where the console keeps its own
 
 
-def markdown(documents: Sequence[dict[str, Any]], title: str) -> str:
+def markdown(documents: Sequence[dict[str, Any]], title: str, alone: Sequence[str] = ()) -> str:
     """A page for docs/benchmarks: what was compared, a row per plan, and where limits come from."""
     first = documents[0]
     told = first["machine"]
@@ -38,12 +38,17 @@ def markdown(documents: Sequence[dict[str, Any]], title: str) -> str:
             f"{GATED[0].upper()}{GATED[1:]}. `share` is the worst step's part of its limit: above "
             "1 fails. Worst over all cases and steps.",
             "",
-            "| backend | against | class | cases | video | share | audio | share | free video "
-            "| free audio | verdict |",
-            "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+            "| backend | field | against | class | cases | video | share | audio | share "
+            "| free video | free audio | verdict |",
+            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
             *rows,
             "",
             *(["Not run here:", "", *dict.fromkeys(reasons), ""] if reasons else []),
+            *(
+                [f"No exact backend computes the same layers: {', '.join(alone)}; not gated.", ""]
+                if alone
+                else []
+            ),
             "Limits (`presets/gate.toml`):",
             "",
             *(f"- `{name}`: {classes()[name].help}. {classes()[name].source}." for name in held),
@@ -54,7 +59,9 @@ def markdown(documents: Sequence[dict[str, Any]], title: str) -> str:
 
 def _markdown_row(found: dict[str, Any]) -> str:
     names = _names(found)
-    against = ", ".join(f"`{n}`" for n in found["against_backends"] or [found["against_name"]])
+    attention = found["fields"] == ["attention"]  # its name says why it is not sage2
+    against = ", ".join([found["against_name"]] if attention else found["against_backends"])
+    names += f" | {', '.join(found['fields'])}"
     told = [r for r in found["results"] if r["steps"]]
     if not told:
         return f"| {names} | {against} | | 0 | | | | | | | {found['status']} |"
@@ -80,15 +87,15 @@ def _two(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def keep(found: dict[str, Any]) -> None:
+def keep(found: dict[str, Any], runs: Path) -> None:
     """Where the console looks for the last gate of a backend, one file per device and backend.
 
     Plans that differ in no backend are no gate of one.
     """
     if not found["backends"]:
         return
-    name = "_".join([found["device"], *found["backends"]])
-    write_json_atomic(RUNS / f"{slug(name)}.json", found)
+    name = "_".join([found["device"], *found["fields"], *found["backends"]])
+    write_json_atomic(runs / "gate" / f"{slug(name)}.json", found)
 
 
 def page_of(device: str) -> Path:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 
 from runtime.caches import CACHES
+from runtime.checkpoints.base import UNQUANTISED
 from runtime.h3.load import DTYPES
 from runtime.kernels.attention import BACKENDS as ATTENTION
 from runtime.kernels.attention import load_attention
@@ -42,8 +43,7 @@ def dtype_of(plan: Plan) -> torch.dtype:
 
 def exact(plan: Plan) -> Plan:
     """The plan without lossy linears and caches; attention stays."""
-    known = {field.name for field in fields(Plan)}
-    return replace(plan, **{k: v for k, v in _EXACT.items() if k in known})  # type: ignore[arg-type]
+    return replace(plan, **_EXACT)  # type: ignore[arg-type]
 
 
 def pairs(base: Plan) -> list[tuple[Plan, Plan]]:
@@ -54,24 +54,31 @@ def pairs(base: Plan) -> list[tuple[Plan, Plan]]:
     plain = exact(replace(base, attention="sdpa"))
     found = []
     for field, name in lossy():
+        if getattr(plain, field) == name:
+            continue  # see alone()
         p = replace(plain, **{"name": f"{field} {name}", field: name})  # type: ignore[arg-type]
         found.append((p, _reference(plain, p, field)))
     return found
 
 
+def alone() -> list[str]:
+    """Lossy backends without an exact one for the same layers: nothing to hold them against."""
+    plain = exact(default_plan())
+    return [name for field, name in lossy() if getattr(plain, field) == name]
+
+
 def lossy() -> Iterator[tuple[str, str]]:
     """(plan field, backend) of every backend whose class is not exact."""
-    known = {field.name for field in fields(Plan)}
-    for field, names in _by_field().items():
+    for field, names in by_field().items():
         for name in names:
-            if field in known and class_of(name).name != EXACT:
+            if class_of(name).name != EXACT:
                 yield field, name
 
 
-def _by_field() -> dict[str, Sequence[str]]:
+def by_field() -> dict[str, Sequence[str]]:
     """Backends that a plan field may name."""
     found: dict[str, Sequence[str]] = {"attention": ATTENTION, "cache": CACHES}
-    for field, stored in BACKEND_FIELDS.items():
+    for field, stored in {**BACKEND_FIELDS, "dense": UNQUANTISED}.items():
         if stored:
             found[field] = [name for name in LINEAR if stored in linear_backend(name).formats]
     return {**found, "elementwise": ELEMENTWISE}
@@ -99,7 +106,7 @@ def sage2_refusal(plan: Plan) -> str:
 
 
 def _reference(plain: Plan, p: Plan, field: str) -> Plan:
-    if field != "attention":
+    if field != "attention" or p.attention == "sage2":
         return replace(plain, name="sdpa")
     found, reason = baseline(p)
-    return replace(found, name=f"sdpa (sage2: {reason})") if reason else found
+    return replace(found, name=f"sdpa (sage2 cannot run here: {reason})") if reason else found

@@ -12,7 +12,7 @@ import torch
 from runtime.machine import machine
 from runtime.messages import Plan
 from runtime.parity.gate_classes import BACKEND_FIELDS, OPTIONS
-from runtime.parity.gate_judge import FAILED, STREAMS, UNAVAILABLE, Verdict
+from runtime.parity.gate_judge import FAILED, PASSED, STREAMS, UNAVAILABLE, Verdict
 from runtime.parity.report import number
 
 GATED = (
@@ -23,16 +23,16 @@ EXIT_FAILED, EXIT_UNAVAILABLE = 1, 2
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:
-    """1 if any failed, else 2 if any could not run, else 0."""
+    """1 if any failed; else 2 if none passed and some could not run here; else 0."""
     found = {verdict.status for verdict in verdicts}
     if FAILED in found:
         return EXIT_FAILED
-    return EXIT_UNAVAILABLE if UNAVAILABLE in found else 0
+    return EXIT_UNAVAILABLE if UNAVAILABLE in found and PASSED not in found else 0
 
 
 def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[str, Any]:
     """One pair of plans; `backends` are those that the console shows the verdict at."""
-    told = machine()
+    told, fields = machine(), fields_of(p, q)
     return {
         "kind": "gate",
         "when": time.time(),
@@ -42,8 +42,9 @@ def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[s
         "against": {k: str(v) for k, v in asdict(q).items() if k != "models"},
         "note": note,
         "gated": GATED,
-        "backends": backends_of(p, q),
-        "against_backends": backends_of(q, p),
+        "fields": fields,
+        "backends": [str(getattr(p, name)) for name in fields],
+        "against_backends": [str(getattr(q, name)) for name in fields],
         "against_name": q.name,
         "classes": sorted({c for v in verdicts if v.limits for c in v.limits.classes}),
         **summary(verdicts),
@@ -67,11 +68,11 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def backends_of(p: Plan, q: Plan) -> list[str]:
-    """The backends of P whose fields, or whose options, differ from Q's."""
+def fields_of(p: Plan, q: Plan) -> list[str]:
+    """The fields that name a backend, where P has another, or another option of it, than Q."""
     differ = [name for name in asdict(p) if getattr(p, name) != getattr(q, name)]
     fields = dict.fromkeys(OPTIONS.get(name, name) for name in differ)
-    return [str(getattr(p, name)) for name in fields if name in BACKEND_FIELDS]
+    return [name for name in fields if name in BACKEND_FIELDS]
 
 
 def _share(verdict: Verdict, stream: str) -> float:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from runtime.caches import COMPUTED
+from runtime.h3.cached import CachedModel
+from runtime.h3.conditioning import Conditioning
 from runtime.h3.denoise import Latents, Side, StepResult, Tap, draw_noise, sample
 from runtime.h3.load import load_denoiser
 from runtime.h3.model import H3Model
@@ -39,6 +42,7 @@ class Trajectory:
     steps: tuple[Step, ...]
     final: Latents
     blocks: Blocks = field(default_factory=list)
+    skipped: tuple[int, ...] = ()  # steps, from 0, that a step cache answered
 
 
 class Run:
@@ -47,6 +51,7 @@ class Run:
     def __init__(self, plan: Plan, case: Case) -> None:
         """Unavailable when a backend of the plan cannot run here."""
         self.plan, self.case = plan, case
+        self._caches: list[CachedModel] = []
         self.device = torch.device(plan.device)
         self.model: H3Model = load_denoiser(case.open(), plan, self.device)[0]
 
@@ -84,7 +89,9 @@ class Run:
             timed=timed,
             tap=taps.step,
         )
-        return Trajectory(steps=tuple(steps), final=_host(final), blocks=blocks)
+        return Trajectory(
+            steps=tuple(steps), final=_host(final), blocks=blocks, skipped=self._skipped()
+        )
 
     @torch.inference_mode()
     def forced(self, reference: Trajectory, block_step: int = -1) -> Trajectory:
@@ -110,23 +117,40 @@ class Run:
                     denoised=_host(there.x.unpack(guided)),
                 )
             )
-        return Trajectory(steps=tuple(steps), final=reference.final, blocks=blocks)
+        return Trajectory(
+            steps=tuple(steps), final=reference.final, blocks=blocks, skipped=self._skipped()
+        )
 
     def _sides(self) -> tuple[Side, Side | None]:
-        case = self.case
+        self._caches = []
         sides = [
-            Side(
-                self.model,
-                conditioning,
-                case.target,
-                seed=case.seed,
-                shifts=case.shifts,
-                device=self.device,
+            self._side(name, conditioning)
+            for name, conditioning in (
+                ("positive", self.case.positive),
+                ("negative", self.case.negative),
             )
-            for conditioning in (case.positive, case.negative)
             if conditioning is not None
         ]
         return sides[0], sides[1] if len(sides) > 1 else None
+
+    def _side(self, name: str, conditioning: Conditioning) -> Side:
+        case = self.case
+        made = Side(
+            self.model,
+            conditioning,
+            case.target,
+            seed=case.seed,
+            shifts=case.shifts,
+            device=self.device,
+        )
+        if self.plan.cache != "off":
+            self._caches.append(CachedModel(self.model, self.plan, case.num_steps, name))
+            made.evaluate = self._caches[-1]
+        return made
+
+    def _skipped(self) -> tuple[int, ...]:
+        told = [step for cache in self._caches for step in cache.steps]
+        return tuple(sorted({step.step for step in told if step.kind != COMPUTED}))
 
 
 class _Reads(Exception):

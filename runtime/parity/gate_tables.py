@@ -26,7 +26,8 @@ def lines(verdict: Verdict) -> Iterator[str]:
             f"{step.sigma:.4f}",
             *(f"{step.velocity[s].relative_l2:.2e}" for s in STREAMS),
             *(f"{step.denoised[s].relative_l2:.2e}" for s in STREAMS),
-            f"BEYOND: {', '.join(beyond)}" if beyond else "within",
+            (f"BEYOND: {', '.join(beyond)}" if beyond else "within")
+            + (", by the cache" if index in verdict.skipped else ""),
         )
     yield f"  worst step {verdict.worst_step + 1}: {_worst(verdict)}"
     if verdict.free is not None:
