@@ -19,7 +19,19 @@ __all__ = [
     "load_attention",
 ]
 
-BACKENDS = ("sdpa", "sdpa_cudnn", "sage1", "sage2")
+BACKENDS = (
+    "sdpa",
+    "sdpa_cudnn",
+    "sdpa_math",
+    "fa4",
+    "sage1",
+    "sage2",
+    "sage3",
+    "sage3_flashinfer",
+    "ck_int8",
+    "sol",
+    "sol_nvlabs",
+)
 
 
 def attention_backend(name: str) -> AttentionBackend:

@@ -1,0 +1,84 @@
+"""SageAttention 3 (package sageattn3): all products in FP4; experimental, Blackwell only.
+
+A source build that no registry has. Unvalidated: written against its documented API and tested
+with a stand-in module, never run here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
+from runtime.kernels.attention.nvfp4_reference import QUERY_BLOCK, nvfp4_attention
+from runtime.kernels.attention.packages import (
+    capabilities,
+    installed,
+    need_correction_offsets,
+    need_cuda,
+)
+from runtime.kernels.attention.sage_package import check
+
+NAME, DISTRIBUTION = "sage3", "sageattn3"
+HEAD_DIMS = (64, 128)
+DTYPES = (torch.bfloat16, torch.float16)
+CAPABILITIES = ((10, 0), (12, 0), (12, 1))
+
+
+def attend_with(module: ModuleType) -> Attend:
+    """The callable over an imported sageattn3."""
+
+    def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
+        _check(q_BHSd)
+        k_BHSd = k_BHSd.clone(memory_format=torch.contiguous_format)
+        # It subtracts the mean from the K that it is given, in place: this one is ours to lose.
+        out_BHSd: Tensor = module.sageattn3_blackwell(
+            q_BHSd, k_BHSd, v_BHSd, is_causal=False, per_block_mean=True
+        )
+        return out_BHSd.transpose(1, 2).flatten(2)
+
+    return attend
+
+
+def _reference(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
+    _check(q_BHSd)
+    return nvfp4_attention(q_BHSd, k_BHSd, v_BHSd, per_block_mean=True)
+
+
+def _check(q_BHSd: Tensor) -> None:
+    check(NAME, q_BHSd, HEAD_DIMS)
+    need_correction_offsets(NAME, q_BHSd, QUERY_BLOCK)
+
+
+def load(device: torch.device, options: AttentionOptions) -> Attend:
+    """CPU: the reference of its arithmetic; CUDA: sageattn3."""
+    del options
+    if device.type == "cpu":
+        return _reference
+    need_cuda(NAME, device, CAPABILITIES)
+    return attend_with(installed(NAME, DISTRIBUTION, "sageattn3")[0])
+
+
+def route(device: torch.device, options: AttentionOptions) -> str:
+    """Version and kernel for the run record."""
+    del options
+    if device.type == "cpu":
+        return "CPU reference of SageAttention 3: FP4, mean per block of queries"
+    version = importlib.metadata.version(DISTRIBUTION)
+    return f"{DISTRIBUTION} {version} sageattn3_blackwell, mean per block of queries"
+
+
+BACKEND = AttentionBackend(
+    name=NAME,
+    load=load,
+    route=route,
+    requirement=(
+        "sageattn3 (a source build) and a CUDA GPU of compute capability "
+        f"{capabilities(CAPABILITIES)}; a CPU runs the reference of its arithmetic"
+    ),
+    package=DISTRIBUTION,
+    dtypes=DTYPES,
+)
