@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import isclose, prod
 
@@ -30,6 +30,7 @@ _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Hidden widths of the MLP alive at once: fc1's two halves, silu(gate), the product; INT8 adds the
 # rotated rows, their quotients and codes, FP8 the quotients.
 _MLP_WIDTHS = {"int8_convrot": 5.5, "fp8_native": 4.5}
+LOW_GROUP_ROWS = 4096  # of an MLP with memory = low
 _ROPE = 192  # rotation matrices of a row: 48 pairs of 2 x 2
 _TIMES = 4  # distinct times of a step: text, conditions, target video, target audio
 _VISION_BYTES = 64_000  # per patch of 16 x 16 pixels, fp32 (width 1152, ffn 4304)
@@ -121,14 +122,35 @@ def phases(
 
 
 def denoise(dit: Part, plan: Plan, rows: int) -> int:
-    """item * S * (2 hidden + n ffn + 192) + modulation tables; the MLP of a block is the peak."""
+    """item * S * (2 hidden + n ffn + 192) + modulation tables; the MLP of a block is the peak.
+
+    With memory = low it is another moment, see _low.
+    """
     hidden, ffn, blocks = dit.dims["hidden"], dit.dims["ffn"], dit.dims["blocks"]
     by_format = {"nvfp4": plan.nvfp4, "int8_tensorwise": plan.int8}
     used = [by_format.get(quant.format, plan.fp8) for quant in dit.quantised]
     widths = max([_MLP_WIDTHS.get(name, 4.0) for name in used], default=4.0)
     item = _ITEM[plan.dtype]
     table = _TIMES * 3 * 6 * hidden * blocks * (4 if dit.pruned else item)
+    if plan.memory == "low":
+        return int(item * (_low(dit, plan, rows, used, widths) + rows * _ROPE)) + table
     return int(item * rows * (2 * hidden + widths * ffn + _ROPE)) + table
+
+
+def _low(dit: Part, plan: Plan, rows: int, used: Collection[str], widths: float) -> float:
+    """Elements of a block in runtime/h3/lifetime.py at the worst of its moments."""
+    hidden, ffn = dit.dims["hidden"], dit.dims["ffn"]
+    inner = dit.dims["heads"] * dit.dims["head dim"]
+    group = min(rows, LOW_GROUP_ROWS)
+    copies = 2 if "int8_convrot" in used else 1  # INT8 joins its groups of rows
+    widened = plan.weights == "packed" and any(name.endswith("_dequant") for name in used)
+    return max(
+        rows * (2 * hidden + copies * 3 * inner) + widened * 3 * inner * hidden,  # projection
+        rows * (hidden + 3 * inner) + group * 3 * inner,  # rotation, step by step
+        rows * (hidden + 4 * inner),  # heads joined beside QKV
+        2 * rows * hidden + group * 2 * ffn + widened * 2 * ffn * hidden,  # fc1
+        2 * rows * hidden + group * (widths * ffn),  # SwiGLU
+    )
 
 
 def step_cache(dit: Part, plan: Plan, request: Ref2VARequest, rows: int) -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
 from runtime.checkpoints.base import Checkpoint
-from runtime.checkpoints.load import LoadReport, load_into
+from runtime.checkpoints.load import LoadReport, fill, load_into
+from runtime.h3 import lifetime
 from runtime.h3.config import H3Config
 from runtime.h3.linears import choose as choose_linears
+from runtime.h3.linears import hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
+from runtime.h3.offload import lender, offloaded_names
 from runtime.kernels.attention import AttentionOptions, load_attention
 from runtime.kernels.elementwise import load as load_elementwise
 from runtime.messages import Plan
@@ -38,6 +42,7 @@ def load_denoiser(
     when the file does not fit the model.
     """
     cfg = H3Config.from_checkpoint(checkpoint)
+    later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()
     compute = DTYPES[plan.dtype]
     options = attention_options(plan)
     attend = load_attention(plan.attention, device, compute, options)
@@ -59,6 +64,9 @@ def load_denoiser(
         return dtype_of(f"{layer}.weight", compute)
 
     chosen = choose_linears(model, checkpoint.layers, plan, device, dtype_of_layer)
+    if plan.memory == "low":
+        lifetime.check(model, checkpoint.layers, plan)
+        lifetime.lower(model)
     report = load_into(
         model,
         checkpoint,
@@ -66,8 +74,16 @@ def load_denoiser(
         dtype_of=dtype_of,
         build_linear=chosen.build,
         converted=chosen.converted,
+        later=later,
         progress=progress,
     )
+    if later:
+        read = partial(
+            fill, model, checkpoint, device=device, dtype_of=dtype_of, build_linear=chosen.build
+        )
+        model.lend = lender(model, later, read)
+    if plan.memory == "plain":  # low cuts rows up between the steps and the linears
+        hand_over_rows(model, ops)
     if checkpoint.quantised and plan.island_rounding == "comfy":
         _round_islands(model, compute)
     if meter is not None:

@@ -153,6 +153,11 @@ def _check(args: argparse.Namespace, plan: Plan | None) -> str:
             f"--device {args.device} contradicts plan {plan.name}, which names {plan.device}; "
             "leave out one of them"
         )
+    if plan and plan.memory != "plain":
+        raise ValueError(
+            f"plan {plan.name} has memory {plan.memory}, whose attention runs in groups of heads, "
+            f'and parity compares whole tensors inside it; set memory = "plain"'
+        )
     if plan and plan.cache != "off":
         raise ValueError(
             f"plan {plan.name} has the step cache {plan.cache}, which leaves steps out, and parity "

@@ -58,7 +58,6 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         name=plan.name,
         attention=plan.attention,
         kj_mode=plan.kj_mode,
-        memory=plan.memory,
         elementwise=plan.elementwise,
         island_rounding=plan.island_rounding,
         weights=plan.weights,

@@ -16,6 +16,7 @@ from runtime.checkpoints import open_checkpoint
 from runtime.checkpoints.classify import Part, classify
 from runtime.checkpoints.demo import write_random
 from runtime.checkpoints.header import read_header
+from runtime.h3 import lifetime
 from runtime.h3.audio_vae import build_audio_vae
 from runtime.h3.config import H3Config
 from runtime.h3.load import DTYPES, load_denoiser
@@ -92,6 +93,40 @@ def test_denoising_is_what_a_block_holds_at_once(
         lambda: block(x, tables, spans, rope), x, rope, *tables, *block.parameters()
     )
     assert memory.denoise(parts["dit"], plan, rows) == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("rows", [2_000, 20_342])
+def test_low_memory_is_what_its_block_holds_at_once(
+    full: tuple[Plan, Mapping[str, Part]], rows: int
+) -> None:
+    """The NVFP4 file without widened weights: those are the loader's, not the block's."""
+    plan, parts = full
+    low = replace(plan, memory="low", weights="cached")
+    block = _block()
+    x = torch.empty(rows, 5376, dtype=torch.bfloat16, device=META)
+    rope = torch.empty(1, rows, 1, 48, 2, 2, dtype=torch.bfloat16, device=META)
+    tables = [torch.empty(12, 5376, device=META) for _ in range(6)]
+    spans = [RowSpan(0, rows, 0)]
+    held = x.nbytes + rope.nbytes + 4 * 3 * 6 * 5376 * 50 * 4
+    counted = held + peak_bytes(
+        lambda: lifetime.forward(block, x, tables, spans, rope),
+        x,
+        rope,
+        *tables,
+        *block.parameters(),
+    )
+    assert memory.denoise(parts["dit"], low, rows) == pytest.approx(counted, rel=0.03)
+    assert memory.LOW_GROUP_ROWS == lifetime.GROUP_ROWS
+
+
+def test_low_memory_takes_under_60_percent_at_the_reference_shape(
+    full: tuple[Plan, Mapping[str, Part]],
+) -> None:
+    plan, parts = full
+    plain = memory.denoise(parts["dit"], plan, 20_342)
+    assert memory.denoise(parts["dit"], replace(plan, memory="low"), 20_342) < 0.6 * plain
+    cached = replace(plan, memory="low", weights="cached")
+    assert memory.denoise(parts["dit"], cached, 20_342) < 0.55 * plain
 
 
 def _block() -> Block:

@@ -22,4 +22,5 @@ class LinearBackend:
     route: Callable[[torch.device], str]
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
+    scales_all_rows: bool = False  # activations by their largest: groups of rows round otherwise
     narrows: bool = False  # rounds weights again: for the layers that a model allows it only

@@ -30,4 +30,5 @@ BACKEND = LinearBackend(
         "a CUDA GPU of compute capability 8.9 or newer with Triton; a CPU runs its reference"
     ),
     narrows=True,
+    scales_all_rows=True,
 )

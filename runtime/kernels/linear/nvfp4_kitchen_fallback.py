@@ -37,4 +37,5 @@ BACKEND = LinearBackend(
     reason=lambda device: "",
     package="comfy-kitchen",
     route=lambda device: f"activations rounded to NVFP4, torch {torch.__version__} linear",
+    scales_all_rows=True,
 )

@@ -102,4 +102,5 @@ BACKEND = LinearBackend(
     route=lambda device: (
         "CPU reference, exact products" if device.type == "cpu" else "comfy-kitchen cuBLASLt FP4"
     ),
+    scales_all_rows=True,
 )
