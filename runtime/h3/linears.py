@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 
 from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
+from runtime.h3.model import Block, H3Model
+from runtime.kernels.elementwise import Elementwise
+from runtime.kernels.elementwise.fp8_rows import FP8Rows
+from runtime.kernels.elementwise.triton import Triton
 from runtime.kernels.linear import linear_backend, linear_builder
+from runtime.kernels.linear.fp8_dynamic import FP8DynamicLinear
 from runtime.messages import Plan
 
 # Of the blocks, and nothing else: fp32 islands, AdaLN, text projection, refiner and heads are never
@@ -69,6 +75,22 @@ def narrow_layers(model: nn.Module) -> frozenset[str]:
     )
 
 
+def hand_over_rows(model: H3Model, ops: Elementwise) -> None:
+    """Blocks whose linears all take FP8 rows get Triton's steps that end in them: the same bits.
+
+    Other forms of the steps, and other blocks, stay as they are: the linear quantises.
+    """
+    if not isinstance(ops, Triton):
+        return
+    # The model hands what these return to a linear and to nothing else, so the type may differ.
+    fused = cast(Elementwise, FP8Rows(ops))
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        linears = (block.attn.qkv_proj, block.mlp.fc1, block.mlp.fc2)
+        if all(isinstance(x, FP8DynamicLinear) and x.takes_rows for x in linears):
+            block.ops = block.mlp.ops = fused
+
+
 def routes(
     model: nn.Module, layers: Mapping[str, LayerQuant], plan: Plan, device: torch.device
 ) -> dict[str, str]:
@@ -77,4 +99,7 @@ def routes(
     if narrow_layers(model) - layers.keys():
         stored.add(UNQUANTISED)
     names = dict.fromkeys(name for format, name in named(plan).items() if format in stored)
-    return {f"linear {name}": linear_backend(name).route(device) for name in names}
+    told = {f"linear {name}": linear_backend(name).route(device) for name in names}
+    if any(isinstance(getattr(block, "ops", None), FP8Rows) for block in model.modules()):
+        told["fp8 rows"] = "quantised in the kernels of the norms and of SwiGLU"
+    return told

@@ -83,7 +83,7 @@ def calls(x: Tensor, weight: Tensor) -> Calls:
         module = linear_backend(name).build(packed)
         assert isinstance(module, FP8DynamicLinear)
         made[name] = partial(module, x)
-        made[f"{name} product"] = partial(module._tensor_cores, module.quantise(x), x)
+        made[f"{name} product"] = partial(module.multiply, module.quantise(x), torch.bfloat16)
         made[f"{name} quantise, Triton"] = partial(module.quantise, x)
         made[f"{name} quantise, torch"] = partial(eager, x)
     four = nvfp4(weight)

@@ -36,7 +36,7 @@ class Triton:
         spans: Sequence[Span],
     ) -> Tensor:
         """As the eager form."""
-        rows_S = self._rows(spans)
+        rows_S = self.rows(spans)
         result: Tensor = self._kernels.norm_modulate(
             x_SD, norm.weight, norm.eps, shift_TD, scale_TD, rows_S
         )
@@ -46,7 +46,7 @@ class Triton:
         self, x_SD: Tensor, o_SD: Tensor, gate_TD: Tensor, spans: Sequence[Span]
     ) -> Tensor:
         """As the eager form, in place on x."""
-        self._kernels.gated_add(x_SD, o_SD, gate_TD, self._rows(spans))
+        self._kernels.gated_add(x_SD, o_SD, gate_TD, self.rows(spans))
         return x_SD
 
     def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
@@ -67,7 +67,8 @@ class Triton:
         self._kernels.rms_rope(q_SHd, table_1S1R22, q_weight_d, eps)
         self._kernels.rms_rope(k_SHd, table_1S1R22, k_weight_d, eps)
 
-    def _rows(self, spans: Sequence[Span]) -> Tensor:
+    def rows(self, spans: Sequence[Span]) -> Tensor:
+        """Each packed row's table row, int32 [S]."""
         key = tuple(spans)
         if key != self._spans:
             rows_S = torch.empty(key[-1][1], dtype=torch.int32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,20 +15,12 @@ from torch import Tensor
 from runtime.checkpoints.base import UNQUANTISED, PackedWeight
 from runtime.kernels.linear.dequant import dequantise
 from runtime.kernels.linear.packed import PackedLinear, beside_weight
+from runtime.kernels.scaled import AMAX_FLOOR, E4M3_MAX, Scaled
 from runtime.kernels.unavailable import Unavailable
 
-E4M3_MAX = 448.0
-AMAX_FLOOR = 1e-30  # a row of zeros: 448 / amax stays finite
 MULTIPLE = 16  # of K and N, for the tensor cores
 FORMATS = (UNQUANTISED, "nvfp4", "float8_e4m3fn")
 _KERNELS = "runtime.kernels.linear.triton_fp8"
-
-
-class Scaled(NamedTuple):
-    """x is about codes * scale: codes e4m3 [M,K], scale fp32 [M,1] (a row's) or [] (all of x's)."""
-
-    codes: Tensor
-    scale: Tensor
 
 
 Quantise = Callable[[Tensor], Scaled]
@@ -76,29 +67,34 @@ class FP8DynamicLinear(PackedLinear):
         tensors = {"weight": weight.codes, "weight_scale": scale, **beside_weight(packed)}
         super().__init__(replace(packed, tensors=tensors))
         self.quantise = quantise
+        self.takes_rows = rowwise and self.pre_quant_scale is None  # quantised by the step before
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [...,K] -> [...,N] in x's dtype."""
+    def forward(self, x: Tensor | Scaled) -> Tensor:
+        """x [...,K] -> [...,N] in x's dtype; rows that are FP8 already -> [M,N] in bf16."""
+        if isinstance(x, Scaled):
+            return self.multiply(x, torch.bfloat16)
         scaled = self.quantise(self.scaled_input(x).reshape(-1, self.in_features))
-        multiply = self._tensor_cores if x.is_cuda else self._reference
-        return multiply(scaled, x).reshape(*x.shape[:-1], self.out_features)
+        return self.multiply(scaled, x.dtype).reshape(*x.shape[:-1], self.out_features)
 
-    def _tensor_cores(self, scaled: Scaled, x: Tensor) -> Tensor:
+    def multiply(self, scaled: Scaled, dtype: torch.dtype) -> Tensor:
+        """Codes [M,K] -> [M,N] in `dtype`."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if not scaled.codes.is_cuda:
+            return self._reference(scaled, dtype, bias)
         return torch._scaled_mm(
             scaled.codes,
             self.weight.t(),
             scale_a=scaled.scale,
             scale_b=self.weight_scale,
-            bias=self.bias_as(x),
-            out_dtype=x.dtype,
+            bias=bias,
+            out_dtype=dtype,
             use_fast_accum=True,
         )
 
-    def _reference(self, scaled: Scaled, x: Tensor) -> Tensor:
+    def _reference(self, scaled: Scaled, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
         acc_MN = scaled.codes.double() @ self.weight.double().t()
         y_MN = acc_MN * (scaled.scale.double() * self.weight_scale.double())
-        bias = self.bias_as(x)
-        return (y_MN if bias is None else y_MN + bias.double()).to(x.dtype)
+        return (y_MN if bias is None else y_MN + bias.double()).to(dtype)
 
 
 def quantiser(*, rowwise: bool, on_gpu: bool) -> Quantise:

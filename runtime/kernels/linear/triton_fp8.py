@@ -14,9 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.linear.fp8_dynamic import AMAX_FLOOR, E4M3_MAX, Scaled
+from runtime.kernels.scaled import AMAX_FLOOR, E4M3_MAX, Scaled
 
 WIDE = 8192  # columns from which a row gets 16 warps instead of 8
+
+
+@triton.jit
+def store_codes(v, codes, scales, row, cols, mask, K, FLOOR: tl.constexpr, MOST: tl.constexpr):
+    """A row's fp32 values v as codes, and its scale."""
+    amax = tl.maximum(tl.max(tl.abs(v), axis=0), FLOOR)
+    tl.store(scales + row, tl.math.div_rn(amax, MOST))
+    scaled = v * tl.math.div_rn(MOST, amax)
+    tl.store(codes + row * K + cols, scaled.to(codes.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -27,10 +36,7 @@ def _quantise_row(
     cols = tl.arange(0, BLOCK)
     mask = cols < K
     v = tl.load(x + row * row_stride + cols, mask=mask, other=0.0).to(tl.float32)
-    amax = tl.maximum(tl.max(tl.abs(v), axis=0), FLOOR)
-    tl.store(scales + row, tl.math.div_rn(amax, MOST))
-    scaled = v * tl.math.div_rn(MOST, amax)
-    tl.store(codes + row * K + cols, scaled.to(codes.dtype.element_ty), mask=mask)
+    store_codes(v, codes, scales, row, cols, mask, K, FLOOR, MOST)
 
 
 @triton.jit

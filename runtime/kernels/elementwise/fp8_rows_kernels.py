@@ -1,0 +1,125 @@
+"""Triton kernels: norm with AdaLN, or SwiGLU, then e4m3 codes of the row; needs `triton`.
+
+Values are rounded to bf16 where triton_kernels writes them, then scaled as triton_fp8 does: the
+same expressions in the same order, in one pass (`enable_fp_fusion`: see triton_kernels).
+
+S rows, D hidden, F hidden of the MLP, T rows of an AdaLN table.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.elementwise.triton_kernels import WARPS_OF_A_ROW
+from runtime.kernels.linear.triton_fp8 import store_codes
+from runtime.kernels.scaled import AMAX_FLOOR, E4M3_MAX, Scaled
+
+SWIGLU_WARPS = 16
+
+
+@triton.jit
+def _norm_modulate_codes(
+    x,
+    weight,
+    shift,
+    scale,
+    rows,
+    codes,
+    scales,
+    D,
+    table_stride,
+    eps,
+    FLOOR: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < D
+    dtype = x.dtype.element_ty
+    v = tl.load(x + row * D + cols, mask=mask, other=0.0).to(tl.float32)
+    rstd = tl.math.rsqrt(tl.sum(v * v, axis=0) / D + eps)
+    w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    table = tl.load(rows + row).to(tl.int64) * table_stride
+    s = tl.load(scale + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
+    b = tl.load(shift + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
+    normed = (v * rstd * w).to(dtype).to(tl.float32)
+    factor = (1.0 + s).to(dtype).to(tl.float32)
+    scaled = (normed * factor).to(dtype).to(tl.float32)
+    y = (scaled + b).to(dtype).to(tl.float32)
+    store_codes(y, codes, scales, row, cols, mask, D, FLOOR, MOST)
+
+
+@triton.jit
+def _swiglu_codes(
+    gate_up, codes, scales, F, FLOOR: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < F
+    dtype = gate_up.dtype.element_ty
+    g = tl.load(gate_up + row * 2 * F + cols, mask=mask, other=0.0).to(tl.float32)
+    u = tl.load(gate_up + row * 2 * F + F + cols, mask=mask, other=0.0).to(tl.float32)
+    a = (g / (1.0 + tl.exp(-g))).to(dtype).to(tl.float32)
+    h = (a * u).to(dtype).to(tl.float32)
+    store_codes(h, codes, scales, row, cols, mask, F, FLOOR, MOST)
+
+
+def norm_modulate(
+    x_SD: Tensor, weight_D: Tensor, eps: float, shift_TD: Tensor, scale_TD: Tensor, rows_S: Tensor
+) -> Scaled:
+    """[S, D] -> codes [S, D] and scales [S, 1]; rows_S int32 names each row's table row."""
+    rows, width = x_SD.shape
+    _check(x_SD.is_contiguous() and shift_TD.stride() == scale_TD.stride(), x_SD, shift_TD)
+    made = _empty(rows, width, x_SD.device)
+    _norm_modulate_codes[(rows,)](
+        x_SD,
+        weight_D,
+        shift_TD,
+        scale_TD,
+        rows_S,
+        made.codes,
+        made.scale,
+        width,
+        shift_TD.stride(0),
+        eps,
+        FLOOR=AMAX_FLOOR,
+        MOST=E4M3_MAX,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=WARPS_OF_A_ROW,
+        enable_fp_fusion=False,
+    )
+    return made
+
+
+def swiglu(gate_up_S2F: Tensor) -> Scaled:
+    """[S, 2F] -> codes [S, F] and scales [S, 1]."""
+    rows, double = gate_up_S2F.shape
+    _check(gate_up_S2F.is_contiguous(), gate_up_S2F)
+    made = _empty(rows, double // 2, gate_up_S2F.device)
+    _swiglu_codes[(rows,)](
+        gate_up_S2F,
+        made.codes,
+        made.scale,
+        double // 2,
+        FLOOR=AMAX_FLOOR,
+        MOST=E4M3_MAX,
+        BLOCK=triton.next_power_of_2(double // 2),
+        num_warps=SWIGLU_WARPS,
+        enable_fp_fusion=False,
+    )
+    return made
+
+
+def _empty(rows: int, width: int, device: torch.device) -> Scaled:
+    codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device)
+    return Scaled(codes, torch.empty(rows, 1, dtype=torch.float32, device=device))
+
+
+def _check(fits: bool, *tensors: Tensor) -> None:
+    if not fits:
+        shapes = ", ".join(f"{tuple(t.shape)} of strides {t.stride()}" for t in tensors)
+        raise ValueError(f"the Triton kernels do not take tensors laid out like this: {shapes}")
