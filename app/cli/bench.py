@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", action="store_true", help="add the result to docs/benchmarks/records.jsonl"
     )
+    parser.add_argument("--record-to", metavar="FILE", help="add the result to this file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,8 +100,9 @@ def run(args: argparse.Namespace) -> int:
             return FAILED
     result = _result(args, request, setups, measured, order)
     print("\n".join(lines(result["subjects"], result.get("ratio"))))
-    if args.record:
-        _append(RECORDS, result)
+    files = [RECORDS] if args.record else []
+    for path in [*files, *([presets.user_path(args.record_to)] if args.record_to else [])]:
+        _append(path, result)
     print(json.dumps(result))
     return 0
 

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# There: the matrix of docs/benchmarks on full-size random weights, which are made on the GPU (no files).
+# Usage: bench.sh [CASE...] (all of them without one; ten minutes end a call, so name a few). Each case is
+# one `launch.py bench`: the whole result to $OUT/bench.jsonl, what a person wants to read to stdout.
+# Power and clocks need psutil and nvidia-ml-py: carry .whl/nvlink (`nvlink.sh carry` fetches it).
+set -uo pipefail
+source tests/gpu/h200/env.sh
+nvml=/tmp/h3-nvlink-site
+if [ -d .whl/nvlink ] && [ ! -d "$nvml" ]; then
+  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$nvml" .whl/nvlink/*.whl
+fi
+[ ! -d "$nvml" ] || export PYTHONPATH="$PYTHONPATH:$nvml"
+out="${OUT:-/tmp/h3-out}"; mkdir -p "$out" /tmp/h3-plans
+nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
+
+plan() { # plan NAME 'field = value'...: over the exact plan of this card; the weights are random
+  local file="/tmp/h3-plans/$1.toml"
+  python3 - "$file" "${@:2}" <<'PY'
+import sys
+fields = {"device": '"cuda"', "dtype": '"bf16"', "attention": '"sdpa_cudnn"', "elementwise": '"triton"',
+          "vae_attention": '"sdpa_cudnn"', "video_vae_dtype": '"fp16"', "text_encoder": '"stream"'}
+for given in sys.argv[2:]:
+    key, _, value = given.partition("=")
+    value = value.strip()
+    plain = value in ("true", "false") or value.replace(".", "").isdigit()
+    fields[key.strip()] = value if plain else f'"{value}"'
+models = [f'{role} = "random"' for role in ("dit", "text_encoder", "video_vae", "audio_vae")]
+lines = [f"{key} = {value}" for key, value in fields.items()]
+open(sys.argv[1], "w").write("\n".join([*lines, "[models]", *models]) + "\n")
+PY
+}
+
+bench() { # bench CASE SECONDS options...
+  local name="$1" limit="$2"; shift 2
+  local began=$SECONDS
+  timeout "$limit" python3 launch.py bench --record-to "$out/bench.jsonl" "$@" > /tmp/h3-bench.txt 2> /tmp/h3-bench.err
+  local rc=$?
+  [ "$rc" = 0 ] || tail -n 2 /tmp/h3-bench.err
+  python3 - "$name" "$rc" $((SECONDS - began)) <<'PY'
+import json
+import sys
+name, rc, seconds = sys.argv[1:]
+lines = open("/tmp/h3-bench.txt").read().splitlines()
+try:
+    told = json.loads(lines[-1])
+except (IndexError, ValueError):
+    told = {}
+def short(value):
+    return [round(value[key], 4) for key in ("median", "min", "max")]
+subjects = [
+    {
+        "name": one["name"],
+        "step": short(one["step_seconds"]),
+        "parts": {part: round(own["median"], 4) for part, own in one["parts"].items()},
+        "stages": {stage: short(own) for stage, own in one["stages"].items()},
+        "outside": round(one["outside_seconds"]["median"], 3),
+        "load": round(one["load_seconds"], 1),
+        "peak_gib": [round(one[f"peak_{kind}_bytes"] / 2**30, 2) for kind in ("allocated", "reserved")],
+        "watts": one["gpu"].get("power_watts", {}).get("median", one["gpu"].get("reason")),
+        "mhz": one["gpu"].get("sm_clock_mhz", {}).get("median"),
+        "attention": one["resolved"].get("attention"),
+        **({"profile": {k: round(v, 4) for k, v in one["profile"]["seconds"].items()},
+            "unclassified": one["profile"]["top"].get("unclassified", [])} if "profile" in one else {}),
+    }
+    for one in told.get("subjects", ())
+]
+ratio = {k: told["ratio"][k] if k == "step" else short(told["ratio"][k]) for k in told.get("ratio", ())}
+print(json.dumps({"case": name, "rc": int(rc), "s": int(seconds), "S": told.get("rows"),
+                  "order": told.get("order"), "ratio": ratio, "subjects": subjects,
+                  **({} if subjects else {"reason": told.get("reason", "")})}), flush=True)
+PY
+}
+
+P=/tmp/h3-plans
+plan exact
+plan exact_flash attention=sdpa
+plan eager elementwise=eager
+plan fa4 attention=fa4
+plan sage2 attention=sage2
+plan fp8_rowwise_fa4 attention=fa4 dense=fp8_rowwise
+plan fp8_tensorwise_fa4 attention=fa4 dense=fp8_tensorwise
+plan fp8_rowwise_sage2 attention=sage2 dense=fp8_rowwise
+plan ck_int8 attention=ck_int8
+plan sol attention=sol
+plan nvfp4_packed attention=fa4
+plan nvfp4_cached attention=fa4 weights=cached
+plan offloaded adaln=offloaded
+plan graphs graphs=true kernel_times=false
+plan no_meter kernel_times=false
+plan low memory=low
+plan vae_tiles1 elementwise=eager
+plan vae_tiles vae_tiles=12
+plan vae_fp32 video_vae_dtype=fp32
+plan resident attention=fa4 text_encoder=resident
+
+bf16=(--text-rows 300 --random-weights pruned_bf16)
+declare -A run=(
+  [exact]='bench exact 110 --plan $P/exact.toml "${bf16[@]}" --runs 4'
+  [peer]='bench peer 170 --plan $P/exact.toml --peer diffusers "${bf16[@]}" --runs 3'
+  [peer_native]='bench peer_native 150 --plan $P/exact_flash.toml --peer diffusers --peer-attention native "${bf16[@]}" --no-decode --runs 2'
+  [fa4]='bench fa4 120 --plan $P/exact.toml --against $P/fa4.toml "${bf16[@]}" --no-decode'
+  [sage2]='bench sage2 120 --plan $P/exact.toml --against $P/sage2.toml "${bf16[@]}" --no-decode'
+  [fp8_rowwise]='bench fp8_rowwise 120 --plan $P/exact.toml --against $P/fp8_rowwise_fa4.toml "${bf16[@]}" --no-decode'
+  [fp8_tensorwise]='bench fp8_tensorwise 120 --plan $P/fp8_rowwise_fa4.toml --against $P/fp8_tensorwise_fa4.toml "${bf16[@]}" --no-decode'
+  [fp8_sage2]='bench fp8_sage2 110 --plan $P/fp8_rowwise_sage2.toml "${bf16[@]}" --no-decode'
+  [ck_int8]='bench ck_int8 110 --plan $P/ck_int8.toml "${bf16[@]}" --no-decode --runs 2'
+  [sol]='bench sol 110 --plan $P/sol.toml "${bf16[@]}" --no-decode --runs 2'
+  [elementwise]='bench elementwise 120 --plan $P/eager.toml --against $P/exact.toml "${bf16[@]}" --no-decode'
+  [graphs]='bench graphs 120 --plan $P/no_meter.toml --against $P/graphs.toml "${bf16[@]}" --no-decode'
+  [low]='bench low 120 --plan $P/exact.toml --against $P/low.toml "${bf16[@]}" --no-decode'
+  [nvfp4]='bench nvfp4 120 --plan $P/nvfp4_packed.toml --against $P/nvfp4_cached.toml --text-rows 300 --random-weights pruned_nvfp4 --no-decode'
+  [nvfp4_memory]='bench nvfp4_memory 110 --plan $P/nvfp4_packed.toml --text-rows 300 --random-weights pruned_nvfp4 --runs 2'
+  [full]='bench full 170 --plan $P/offloaded.toml --text-rows 300 --random-weights full_bf16 --runs 2'
+  [vae]='bench vae 120 --plan $P/vae_tiles1.toml --against $P/vae_tiles.toml "${bf16[@]}" --steps 1'
+  [vae_fp32]='bench vae_fp32 150 --plan $P/vae_fp32.toml "${bf16[@]}" --steps 1 --runs 2'
+  [repeat]='bench repeat 200 --plan $P/resident.toml --request reference_960x544_124f --steps 2 --random-weights pruned_nvfp4 --no-media --repeat-request'
+  [profile]='bench profile 120 --plan $P/exact.toml "${bf16[@]}" --no-decode --runs 1 --profile'
+  [profile_peer]='bench profile_peer 170 --plan $P/exact.toml --peer diffusers "${bf16[@]}" --no-decode --runs 1 --profile'
+  [profile_fp8]='bench profile_fp8 120 --plan $P/fp8_rowwise_fa4.toml "${bf16[@]}" --no-decode --runs 1 --profile'
+)
+order=(peer fa4 fp8_rowwise fp8_tensorwise nvfp4 nvfp4_memory full vae vae_fp32 profile profile_fp8 repeat graphs
+  elementwise sage2 fp8_sage2 low peer_native ck_int8 sol exact profile_peer)
+for name in "${@:-${order[@]}}"; do
+  if [ -z "${run[$name]:-}" ]; then echo "no case $name; there are ${order[*]}"; exit 2; fi
+  eval "${run[$name]}"
+done
