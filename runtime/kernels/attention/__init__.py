@@ -28,6 +28,7 @@ BACKENDS = (
     "sage2",
     "sage3",
     "sage3_flashinfer",
+    "kj",
     "ck_int8",
     "sol",
     "sol_nvlabs",

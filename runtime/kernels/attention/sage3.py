@@ -28,24 +28,27 @@ DTYPES = (torch.bfloat16, torch.float16)
 CAPABILITIES = ((10, 0), (12, 0), (12, 1))
 
 
-def attend_with(module: ModuleType) -> Attend:
-    """The callable over an imported sageattn3."""
+def attend_with(module: ModuleType, *, per_block_mean: bool = True) -> Attend:
+    """The callable over an imported sageattn3; the mean of Q is per block of rows, or of all."""
 
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         _check(q_BHSd)
         k_BHSd = k_BHSd.clone(memory_format=torch.contiguous_format)
         # It subtracts the mean from the K that it is given, in place: this one is ours to lose.
         out_BHSd: Tensor = module.sageattn3_blackwell(
-            q_BHSd, k_BHSd, v_BHSd, is_causal=False, per_block_mean=True
+            q_BHSd, k_BHSd, v_BHSd, is_causal=False, per_block_mean=per_block_mean
         )
         return out_BHSd.transpose(1, 2).flatten(2)
 
     return attend
 
 
-def _reference(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
-    _check(q_BHSd)
-    return nvfp4_attention(q_BHSd, k_BHSd, v_BHSd, per_block_mean=True)
+def _reference(per_block_mean: bool) -> Attend:
+    def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
+        _check(q_BHSd)
+        return nvfp4_attention(q_BHSd, k_BHSd, v_BHSd, per_block_mean=per_block_mean)
+
+    return attend
 
 
 def _check(q_BHSd: Tensor) -> None:
@@ -53,22 +56,34 @@ def _check(q_BHSd: Tensor) -> None:
     need_correction_offsets(NAME, q_BHSd, QUERY_BLOCK)
 
 
-def load(device: torch.device, options: AttentionOptions) -> Attend:
+def load_mode(device: torch.device, *, per_block_mean: bool) -> Attend:
     """CPU: the reference of its arithmetic; CUDA: sageattn3."""
-    del options
     if device.type == "cpu":
-        return _reference
+        return _reference(per_block_mean)
     need_cuda(NAME, device, CAPABILITIES)
-    return attend_with(installed(NAME, DISTRIBUTION, "sageattn3")[0])
+    module, _ = installed(NAME, DISTRIBUTION, "sageattn3")
+    return attend_with(module, per_block_mean=per_block_mean)
+
+
+def route_mode(device: torch.device, *, per_block_mean: bool) -> str:
+    """Version and kernel for the run record."""
+    mean = "mean per block of queries" if per_block_mean else "one mean of all queries"
+    if device.type == "cpu":
+        return f"CPU reference of SageAttention 3: FP4, {mean}"
+    version = importlib.metadata.version(DISTRIBUTION)
+    return f"{DISTRIBUTION} {version} sageattn3_blackwell, {mean}"
+
+
+def load(device: torch.device, options: AttentionOptions) -> Attend:
+    """The package's default: a mean per block."""
+    del options
+    return load_mode(device, per_block_mean=True)
 
 
 def route(device: torch.device, options: AttentionOptions) -> str:
     """Version and kernel for the run record."""
     del options
-    if device.type == "cpu":
-        return "CPU reference of SageAttention 3: FP4, mean per block of queries"
-    version = importlib.metadata.version(DISTRIBUTION)
-    return f"{DISTRIBUTION} {version} sageattn3_blackwell, mean per block of queries"
+    return route_mode(device, per_block_mean=True)
 
 
 BACKEND = AttentionBackend(
