@@ -10,8 +10,10 @@ from torch import nn
 
 from runtime.checkpoints.base import Checkpoint
 from runtime.checkpoints.load import LoadReport, fill, load_into
+from runtime.graphs import CudaRecorder, Graphs
 from runtime.h3 import lifetime
 from runtime.h3.config import H3Config
+from runtime.h3.graphed import graphed
 from runtime.h3.linears import choose as choose_linears
 from runtime.h3.linears import hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
@@ -90,6 +92,8 @@ def load_denoiser(
         for name in linears:  # quantised ones have become modules of their backend
             linear = model.get_submodule(name)
             linear.forward = meter.wrap(GEMM, linear.forward)
+    if plan.graphs:
+        graphed(model, Graphs(CudaRecorder(device)))
     return model.eval().requires_grad_(False), report
 
 

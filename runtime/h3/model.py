@@ -296,6 +296,17 @@ class H3Model(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Target rows [Nv, 96] and [Na, 32] fp32 -> data-ward velocities, fp32, same shapes."""
         tables = self.tables.at(rows.times_M, self)
+        return self.evaluate(video_rows, audio_rows, inputs, rows, tables)
+
+    def evaluate(
+        self,
+        video_rows: Tensor,
+        audio_rows: Tensor,
+        inputs: PackedInputs,
+        rows: StepRows,
+        tables: Tables,
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` with the step's tables: everything that the GPU does in it, without a wait."""
         x_SD = self.embed(video_rows, audio_rows, inputs)
         x_SD = self.run_blocks(x_SD, tables, rows.spans, inputs.rope)
         return self.finish(x_SD, inputs, rows, tables)

@@ -36,6 +36,7 @@ from runtime.h3.conditioning import (
 )
 from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
 from runtime.h3.linears import routes as linear_routes
+from runtime.h3.graphed import pool_bytes
 from runtime.h3.load import DTYPES, attention_options, load_denoiser
 from runtime.h3.packing import TargetShape, target_of
 from runtime.h3.preview import Previews
@@ -477,9 +478,12 @@ class Pipeline:
         return {"plan": _plain(self.plan), "resolved": self.resolved}
 
     def _peak(self, clock: StageClock) -> int:
-        """Bytes: of the request on a GPU; on the CPU of the process since it started."""
+        """Bytes: of the request on a GPU; on the CPU of the process since it started.
+
+        Graphs: the pool that replays use is added, so a request that captures counts it twice.
+        """
         if self.device.type == "cuda":
-            return clock.peak_bytes()
+            return clock.peak_bytes() + pool_bytes(self.model)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _resolve(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from runtime.h3.graphed import eagerly
 from runtime.h3.model import Attention, H3Model, PackedInputs, StepRows
 
 Captured = dict[str, Tensor]
@@ -28,9 +29,16 @@ _BLOCK_OUT = ("attn", "attn.qkv_proj", "mlp", "mlp.fc1", "norm1")
 def module_taps(model: H3Model) -> Iterator[Captured]:
     """Captures one forward: module inputs and outputs, q/k/v after rotation, t_emb, packed rows.
 
-    The forward builds its own AdaLN tables: kept ones would leave nothing to see.
+    The forward builds its own AdaLN tables and is no CUDA graph: kept tables and replays would
+    leave nothing to see.
     """
     model.tables.forget()
+    with eagerly(model), _hooks(model) as captured:
+        yield captured
+
+
+@contextmanager
+def _hooks(model: H3Model) -> Iterator[Captured]:
     captured: Captured = {}
     handles: list[torch.utils.hooks.RemovableHandle] = []
     unwrap: list[Callable[[], None]] = []

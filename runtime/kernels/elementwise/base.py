@@ -50,6 +50,9 @@ class Elementwise(Protocol):
         The table holds [[cos, -sin], [sin, cos]] of R pairs, rounded to the compute dtype.
         """
 
+    def kept(self) -> tuple[Tensor, ...]:
+        """Tensors kept between calls that the last ones read: a CUDA graph of them holds these."""
+
 
 class VaeElementwise(Protocol):
     """The steps between the products of a block of the video VAE's decoder (contract 6.4).

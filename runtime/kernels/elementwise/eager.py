@@ -56,6 +56,10 @@ class Eager:
         for x_SHd, weight_d in ((q_SHd, q_weight_d), (k_SHd, k_weight_d)):
             x_SHd.copy_(_rms_rotate(x_SHd, table_1S1R22[0], weight_d, eps))
 
+    def kept(self) -> tuple[Tensor, ...]:
+        """Nothing."""
+        return ()
+
 
 def _rms_rotate(x_SHd: Tensor, table_S1R22: Tensor, weight_d: Tensor, eps: float) -> Tensor:
     y_SHd = F.rms_norm(x_SHd, (x_SHd.shape[-1],), weight_d, eps)

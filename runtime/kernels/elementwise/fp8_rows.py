@@ -58,3 +58,7 @@ class FP8Rows:
     ) -> None:
         """Triton's, in place."""
         self._plain.rms_rope(q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps)
+
+    def kept(self) -> tuple[Tensor, ...]:
+        """Triton's."""
+        return self._plain.kept()

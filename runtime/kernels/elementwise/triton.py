@@ -67,6 +67,10 @@ class Triton:
         self._kernels.rms_rope(q_SHd, table_1S1R22, q_weight_d, eps)
         self._kernels.rms_rope(k_SHd, table_1S1R22, k_weight_d, eps)
 
+    def kept(self) -> tuple[Tensor, ...]:
+        """The rows of the last spans."""
+        return (self._rows_S,)
+
     def rows(self, spans: Sequence[Span]) -> Tensor:
         """Each packed row's table row, int32 [S]."""
         key = tuple(spans)
