@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from runtime.messages import Plan
 
@@ -69,10 +70,15 @@ class GateClass:
 
 
 @functools.cache
+def table() -> Mapping[str, Mapping[str, Any]]:
+    """presets/gate.toml, which does not change while the program runs."""
+    return tomllib.loads((PRESETS / "gate.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
 def classes() -> Mapping[str, GateClass]:
     """By name, from presets/gate.toml."""
-    table = tomllib.loads((PRESETS / "gate.toml").read_text(encoding="utf-8"))
-    return {name: GateClass(name=name, **entry) for name, entry in table["class"].items()}
+    return {name: GateClass(name=name, **entry) for name, entry in table()["class"].items()}
 
 
 @functools.cache
@@ -83,9 +89,11 @@ def backends() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def class_of(backend: str) -> GateClass:
-    """The class of a backend; ValueError for one without."""
-    name = backends().get(backend, {}).get("gate", "")
+def class_of(field: str, backend: str, kj_mode: str = "auto") -> GateClass:
+    """The class of what a plan field names; ValueError for a backend without one."""
+    name = table()["field"].get(field) or backends().get(backend, {}).get("gate", "")
+    if backend == "kj":
+        name = table()["kj_mode"].get(kj_mode, name)
     if name not in classes():
         known = ", ".join(classes())
         raise ValueError(
@@ -114,7 +122,7 @@ def classes_of(p: Plan, q: Plan, changed: Sequence[str]) -> tuple[GateClass, ...
     """
     named = dict.fromkeys(OPTIONS.get(name, name) for name in changed)
     held = [
-        class_of(value)
+        class_of(field, value, plan.kj_mode)
         for plan in (p, q)
         for field in named
         if field in BACKEND_FIELDS and (value := str(getattr(plan, field))) not in NO_BACKEND

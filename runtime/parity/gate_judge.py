@@ -211,7 +211,7 @@ def _candidates(p: Plan, q: Plan, one: GateClass) -> list[str]:
     """Attention backends whose distance from Q's is the yardstick; P's own would prove itself."""
     if p.dtype != q.dtype:  # a yardstick of one dtype says nothing about the other
         return []
-    exact = class_of(q.attention).name == EXACT
+    exact = class_of("attention", q.attention, q.kj_mode).name == EXACT
     names = [name for name in one.yardsticks(q.device) if name != p.attention]
     if exact:
         return [name for name in names if name != q.attention]

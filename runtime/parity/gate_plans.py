@@ -71,7 +71,7 @@ def lossy() -> Iterator[tuple[str, str]]:
     """(plan field, backend) of every backend whose class is not exact."""
     for field, names in by_field().items():
         for name in names:
-            if class_of(name).name != EXACT:
+            if class_of(field, name).name != EXACT:
                 yield field, name
 
 

@@ -155,15 +155,17 @@ def test_the_number_of_steps_can_be_given(tiny_checkpoints: Path) -> None:
 
 
 def test_every_backend_that_a_plan_can_name_has_a_class() -> None:
-    for names in gate_plans.by_field().values():
+    for field, names in gate_plans.by_field().items():
         for name in names:
             if name not in NO_BACKEND:
-                assert class_of(name).name in classes(), name
+                assert class_of(field, name).name in classes(), name
+    assert class_of("attention", "kj", "sageattn3").name == "fp4_attention"
+    assert class_of("attention", "kj", "fp8_cuda").name == "int8_attention"
 
 
 def test_every_lossy_backend_has_a_lossy_class_and_no_exact_one_has() -> None:
     for name, entry in backends().items():
-        assert ("lossy" in entry) == (class_of(name).name != EXACT), name
+        assert ("lossy" in entry) == (class_of("", name).name != EXACT), name
 
 
 def test_every_limit_has_a_source_and_a_positive_number() -> None:
