@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer-attention", default="_native_cudnn", help="of diffusers (_native_cudnn)"
     )
-    parser.add_argument("--out", help="folder for what requests write (a temporary one)")
+    parser.add_argument("--out", help="folder that keeps what requests write")
     parser.add_argument(
         "--record", action="store_true", help="add the result to docs/benchmarks/records.jsonl"
     )
@@ -74,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
     """The table, then the result as one line of JSON; 0 ok, 1 failed, 2 bad input."""
     _check(args)
     request = _request(args)
+    setups = _setups(args, request)
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(args.out))
-        setups = _setups(args, request, folder)
         watch = stack.enter_context(_watching(setups[0][1]["plan"]["device"]))
         children = []
         for name, setup in setups:
@@ -128,19 +127,20 @@ def _request(args: argparse.Namespace) -> Ref2VARequest:
     if args.text_rows:
         changes = {"steps": _STEPS, "references": (), "prompt": "", **changes}
     if not args.request:
-        return Ref2VARequest(id="bench", **changes)
+        return Ref2VARequest(id=runs.new_id(), **changes)
     path = presets.find("requests", args.request)
-    return presets.load_request(path, id="bench", changes=changes)
+    return presets.load_request(path, id=runs.new_id(), changes=changes)
 
 
-def _setups(
-    args: argparse.Namespace, request: Ref2VARequest, folder: Path
-) -> list[tuple[str, dict[str, Any]]]:
+def _setups(args: argparse.Namespace, request: Ref2VARequest) -> list[tuple[str, dict[str, Any]]]:
     """(name, setup) of A and, where there is one, of B."""
+    out = presets.user_path(args.out).absolute() if args.out else None
 
-    def setup(subject: str, plan: Plan, weights: str | None) -> dict[str, Any]:
+    def setup(place: str, subject: str, plan: Plan, weights: str | None) -> dict[str, Any]:
+        folder = out / place if out else None
         if not weights and not args.text_rows:
-            preflight.check(request, plan, folder / "check", media=not args.no_media)
+            place_of_files = folder or Path(tempfile.gettempdir()) / request.id
+            preflight.check(request, plan, place_of_files, media=not args.no_media)
         return {
             "subject": subject,
             "plan": plain(plan),
@@ -149,14 +149,14 @@ def _setups(
             "weights": f"{args.random_size}:{weights}" if weights else "",
             "decode": bool(args.text_rows) and not args.no_decode,
             "media": not args.text_rows and not args.no_media,
-            "out": str(folder),
+            "out": str(folder or ""),
             "attention": args.peer_attention,
         }
 
     plan = presets.load_plan(presets.find("plans", args.plan))
-    found = [(plan.name, setup("plan", plan, args.random_weights))]
+    found = [(plan.name, setup("A", "plan", plan, args.random_weights))]
     if args.peer:
-        found.append((args.peer, setup(args.peer, plan, "full_bf16")))
+        found.append((args.peer, setup("B", args.peer, plan, "full_bf16")))
     if args.against:
         other = presets.load_plan(presets.find("plans", args.against))
         if other.device != plan.device:
@@ -166,19 +166,8 @@ def _setups(
             )
         name = other.name if other.name != plan.name else f"{other.name} (B)"
         weights = args.against_weights or args.random_weights
-        found.append((name, setup("plan", replace(other, name=name), weights)))
+        found.append((name, setup("B", "plan", replace(other, name=name), weights)))
     return found
-
-
-@contextmanager
-def _folder(out: str | None) -> Iterator[Path]:
-    if out is None:
-        with tempfile.TemporaryDirectory(prefix="h3-bench-") as made:
-            yield Path(made)
-        return
-    folder = presets.user_path(out).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    yield folder
 
 
 @contextmanager
@@ -224,7 +213,6 @@ def _result(
         "bench": _SCHEMA,
         "ok": True,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "id": runs.new_id(),
         "request": plain(request),
         "text_rows": args.text_rows,
         "rows": measured[0].rows,

@@ -30,7 +30,7 @@ class Setup:
     weights: str  # "SIZE:FORMAT" of random weights; "": the plan's files
     decode: bool  # each turn also decodes what it sampled
     media: bool  # a turn of the request's own conditioning writes an mp4
-    out: Path  # for what such a turn writes
+    out: Path  # where such turns keep what they write; Path(): it is removed
     attention: str  # of diffusers
 
 

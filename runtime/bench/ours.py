@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +41,7 @@ class PlanSubject:
             plan = replace(plan, text_encoder="stream")
         if plan.threads:
             torch.set_num_threads(plan.threads)
-        self._setup, self.rows = setup, 0
+        self._setup, self.rows, self._turns = setup, 0, 0
         self._pipeline = Pipeline(plan, lambda part, done, total: None, opener(setup.weights))
         self._device = self._pipeline.device
         if setup.text_rows:
@@ -57,18 +60,32 @@ class PlanSubject:
 
     def turn(self) -> Turn:
         """Samples, and decodes where asked; a request of its own conditioning writes files too."""
-        return self._turn(self._setup, named(self._device))
+        with self._folder() as out:
+            return self._turn(self._setup, named(self._device), out)
 
     def profile(self) -> Mapping[str, Any]:
         """The only step of a shortened request."""
         request = replace(self._setup.request, steps=1)
         short = replace(self._setup, request=request, decode=False, media=False)
-        measured, events = profiled(
-            self._device, lambda: self._turn(short, torch.profiler.record_function)
-        )
+        with self._folder() as out:
+            measured, events = profiled(
+                self._device, lambda: self._turn(short, torch.profiler.record_function, out)
+            )
         return tell(events, f"{DENOISE}, step 1", measured.steps[0])
 
-    def _turn(self, setup: Setup, ranges: Ranges) -> Turn:
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Of one turn; a temporary one is removed after the time has been taken."""
+        self._turns += 1
+        if self._setup.out != Path():
+            folder = self._setup.out / f"turn_{self._turns}"
+            folder.mkdir(parents=True)
+            yield folder
+            return
+        with tempfile.TemporaryDirectory(prefix="h3-bench-") as made:
+            yield Path(made)
+
+    def _turn(self, setup: Setup, ranges: Ranges, out: Path) -> Turn:
         clock = StageClock(self._device, ranges=ranges)
         if self._pipeline.meter is not None:
             self._pipeline.meter.ranges = ranges
@@ -77,7 +94,7 @@ class PlanSubject:
             if setup.text_rows:
                 self._given_conditioning(setup, clock)
             else:
-                self._whole_request(setup, clock)
+                self._whole_request(setup, clock, out)
         times = clock.times()  # waits for the device
         seconds = time.perf_counter() - began
         allocated = clock.peak_bytes() if self._device.type == "cuda" else peak_of_process()
@@ -90,10 +107,10 @@ class PlanSubject:
         if setup.decode:
             self._pipeline.play(latents, emit=self._hear, cancelled=_never, clock=clock)
 
-    def _whole_request(self, setup: Setup, clock: StageClock) -> None:
+    def _whole_request(self, setup: Setup, clock: StageClock, out: Path) -> None:
         self._pipeline.generate(
             setup.request,
-            out=setup.out,
+            out=out,
             media=setup.media,
             preview=False,
             emit=self._hear,
