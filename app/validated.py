@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app import presets, records
+from app.gates import Gate, gates
 from app.jobs import JobStore
 from app.parity_runs import REPORT
 
@@ -46,6 +47,8 @@ class State:
     cases: int = 0  # parity cases that used it
     bit_equal: int = 0
     failed: tuple[str, ...] = ()
+    gate: str = ""  # what the last `launch.py gate` of it said here; "" for none
+    gate_status: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,8 @@ class Validated:
                         found.setdefault(seen.backend, []).append(seen)
             while len(self._told) > _KEPT:
                 self._told.popitem(last=False)
-        return {name: _state(found.get(name, [])) for name in table()["backend"]}
+        last = gates(self._root, here)
+        return {name: _state(found.get(name, []), last.get(name)) for name in table()["backend"]}
 
 
 def _run(folder: Path, ended: float) -> Iterator[_Seen]:
@@ -150,7 +154,7 @@ def _parity(folder: Path, ended: float) -> Iterator[_Seen]:
                 )
 
 
-def _state(seen: list[_Seen]) -> State:
+def _state(seen: list[_Seen], gate: Gate | None) -> State:
     """Runs counted, and of each parity case the newest status (the jobs come newest first)."""
     runs = [one for one in seen if not one.case]
     newest: dict[str, str] = {}
@@ -168,6 +172,8 @@ def _state(seen: list[_Seen]) -> State:
         cases=len(newest),
         bit_equal=equal,
         failed=failed,
+        gate="" if gate is None else gate.text,
+        gate_status="" if gate is None else gate.status,
     )
 
 

@@ -77,8 +77,16 @@ function backendsView(root, fail) {
       const row = h3.make('div', 'ly-here', '', h3.make('span', 'ly-where', 'On this machine'), here(one.here));
       if (one.here.last) row.append(h3.make('span', 'ly-reason', 'last ' + h3.when(one.here.last)));
       node.append(row);
+      if (one.here.gate) node.append(gate(one.here));
     }
     return node;
+  }
+
+  // What `launch.py gate` last said of it on this machine.
+  function gate(state) {
+    const said = h3.make('span', 'pill', state.gate);
+    said.dataset.verdict = { passed: 'fits', failed: 'no' }[state.gate_status] || '';
+    return h3.make('div', 'ly-here ly-gate', '', h3.make('span', 'ly-where', 'Gate'), said);
   }
 
   const word = (text) => (text === '-' || !text ? 'none' : text);
