@@ -33,11 +33,13 @@ _MLP_WIDTHS = {"int8_convrot": 5.5, "fp8_native": 4.5}
 LOW_GROUP_ROWS = 4096  # of an MLP with memory = low
 _ROPE = 192  # rotation matrices of a row: 48 pairs of 2 x 2
 _TIMES = 4  # distinct times of a step: text, conditions, target video, target audio
+_KEPT_TABLES = 2 << 30  # KEPT_BYTES of runtime/h3/modulation.py
 _VISION_BYTES = 64_000  # per patch of 16 x 16 pixels, fp32 (width 1152, ffn 4304)
 _CLIP_TILE = {"fp16": 2_040_000_000, "fp32": 4_080_000_000}  # encoder, 17 frames of 256 x 256
 _IMAGE_TILE = {"fp16": 101_000_000, "fp32": 202_000_000}  # encoder, one frame of 256 x 256
 _CLIP_PIXEL = {"fp16": 612, "fp32": 816}  # per pixel of 17 frames while they are normalised
 _DECODE_TILE = {"fp16": 148_000_000, "fp32": 296_000_000}  # decoder, 7 latents of 256 x 256
+_RAW_TILE = {"fp16": 11_100_000, "fp32": 22_100_000}  # 28 frames of 256 x 256
 _DECODE_PIXEL = {"fp16": 708, "fp32": 1008}  # per pixel: raw clip, faded head, tail, fp32 frames
 _SOUND_ENCODE, _SOUND_DECODE = 2_055_000, 581_000  # per audio latent (25 ms), fp32
 
@@ -74,6 +76,9 @@ def _sizes(part: Part, plan: Plan) -> Iterator[tuple[TensorReport, int]]:
         vae=_ITEM[plan.video_vae_dtype],
     )
     for tensor in part.tensors:
+        if plan.adaln == "offloaded" and "adaln_proj" in tensor.name.split("."):
+            yield tensor, 0
+            continue
         size = converted(tensor, plan, rule)
         if size is None:
             size = rule.bytes(
@@ -97,44 +102,43 @@ def phases(
     held = weights(parts, plan)
     text = held.pop("text_encoder")
     base = sum(held.values()) + (text if plan.text_encoder == "resident" else 0)
-    base += WORKSPACE_BYTES if plan.device == "cuda" else 0
-    context = CONTEXT_BYTES if plan.device == "cuda" else 0
-    return (
-        Phase(name="weights", bytes=base + context),
-        Phase(
-            name="text encode",
-            bytes=base + context + text_phase(parts["text_encoder"], plan, shape),
-        ),
-        Phase(name="reference encode", bytes=base + context + reference_encode(plan, shape)),
-        Phase(
-            name="denoise",
-            bytes=base
-            + context
-            + denoise(parts["dit"], plan, shape.rows)
-            + step_cache(parts["dit"], plan, request, shape.rows),
-        ),
-        Phase(
-            name="video VAE decode",
-            bytes=base + context + video_decode(plan, request.width, request.height),
-        ),
-        Phase(name="audio VAE decode", bytes=base + context + audio_decode(shape.audio_latents)),
-    )
+    base += WORKSPACE_BYTES + CONTEXT_BYTES if plan.device == "cuda" else 0
+    dit, encoder = parts["dit"], parts["text_encoder"]
+    denoising = denoise(dit, plan, shape.rows) + step_cache(dit, plan, request, shape.rows)
+    added = {
+        "text encode": text_phase(encoder, plan, shape),
+        "reference encode": reference_encode(plan, shape),
+        "denoise": denoising,
+        "video VAE decode": video_decode(plan, request),
+        "audio VAE decode": audio_decode(shape.audio_latents),
+    }
+    # The tables outlive their request: the next one encodes beside them.
+    base_later = base + tables(dit, plan, request)
+    later = (Phase(name=name, bytes=base_later + more) for name, more in added.items())
+    return (Phase(name="weights", bytes=base), *later)
+
+
+def tables(dit: Part, plan: Plan, request: Ref2VARequest) -> int:
+    """AdaLN tables of all evaluations of a schedule, or of as many as are kept at once."""
+    number = 4 if dit.pruned else _ITEM[plan.dtype]
+    one = _TIMES * 3 * 6 * dit.dims["hidden"] * dit.dims["blocks"] * number
+    sides = 1 if isclose(request.cfg, 1.0) else 2
+    return one * max(1, min(request.steps * sides, _KEPT_TABLES // one))
 
 
 def denoise(dit: Part, plan: Plan, rows: int) -> int:
-    """item * S * (2 hidden + n ffn + 192) + modulation tables; the MLP of a block is the peak.
+    """item * S * (2 hidden + n ffn + 192); the MLP of a block is the peak.
 
     With memory = low it is another moment, see _low.
     """
-    hidden, ffn, blocks = dit.dims["hidden"], dit.dims["ffn"], dit.dims["blocks"]
+    hidden, ffn = dit.dims["hidden"], dit.dims["ffn"]
     by_format = {"nvfp4": plan.nvfp4, "int8_tensorwise": plan.int8}
     used = [by_format.get(quant.format, plan.fp8) for quant in dit.quantised]
     widths = max([_MLP_WIDTHS.get(name, 4.0) for name in used], default=4.0)
     item = _ITEM[plan.dtype]
-    table = _TIMES * 3 * 6 * hidden * blocks * (4 if dit.pruned else item)
     if plan.memory == "low":
-        return int(item * (_low(dit, plan, rows, used, widths) + rows * _ROPE)) + table
-    return int(item * rows * (2 * hidden + widths * ffn + _ROPE)) + table
+        return int(item * (_low(dit, plan, rows, used, widths) + rows * _ROPE))
+    return int(item * rows * (2 * hidden + widths * ffn + _ROPE))
 
 
 def _low(dit: Part, plan: Plan, rows: int, used: Collection[str], widths: float) -> float:
@@ -205,10 +209,19 @@ def reference_encode(plan: Plan, shape: Shape) -> int:
     return max(picture, clip, _SOUND_ENCODE * shape.sound_latents)
 
 
-def video_decode(plan: Plan, width: int, height: int) -> int:
-    """A tile of the decoder, and the clip that the tiles are joined to."""
+def video_decode(plan: Plan, request: Ref2VARequest) -> int:
+    """A batch of tiles in the decoder, the raw tiles before it, and the clip they are joined to."""
     dtype = plan.video_vae_dtype
-    return _DECODE_TILE[dtype] + _DECODE_PIXEL[dtype] * width * height
+    tiles = min(plan.vae_tiles, decoder_tiles(request))
+    before = (tiles - 1) * _RAW_TILE[dtype]  # of a single one, the clip's constant has it
+    pixels = _DECODE_PIXEL[dtype] * request.width * request.height
+    return tiles * _DECODE_TILE[dtype] + before + pixels
+
+
+def decoder_tiles(request: Ref2VARequest) -> int:
+    """All tiles of a decode: 256 pixels wide, 64 shared; a clip for every 17 frames."""
+    rows, columns = (max(1, -(-(side - 64) // 192)) for side in (request.height, request.width))
+    return rows * columns * max(1, request.frames // 17)
 
 
 def audio_decode(latents: int) -> int:

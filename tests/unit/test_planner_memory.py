@@ -21,11 +21,13 @@ from runtime.h3.audio_vae import build_audio_vae
 from runtime.h3.config import H3Config
 from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.model import Block, RowSpan
+from runtime.h3.sizes import latent_frames
 from runtime.h3.text import VisionBlock
 from runtime.h3.text_layers import LanguageConfig, Layer
 from runtime.h3.text_linear import DequantisedLinear
 from runtime.h3.text_streamed import LayeredTextEncoder
 from runtime.h3.text_vision import VisionConfig, VisionTower
+from runtime.h3.video_tiles import num_chunks, split
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
 from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.elementwise.vae_eager import VaeEager
@@ -39,6 +41,7 @@ RECORD = ROOT / "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611
 DEMO = ROOT / "presets" / "demo"
 META = torch.device("meta")
 ROLES = ("dit", "text_encoder", "video_vae", "audio_vae")
+REQUEST = Ref2VARequest(id="r", prompt="")
 SHAPE = Shape(
     rows=20_342,
     text_rows=552,
@@ -203,20 +206,41 @@ def test_a_tile_of_the_video_encoder_is_covered(vae: tuple[str, VideoVAE], frame
     assert counted * 0.98 <= memory.reference_encode(plan, shape) <= counted * 1.1 + 2e7
 
 
-def test_a_decoded_clip_is_covered(vae: tuple[str, VideoVAE]) -> None:
-    """Two chunks of a picture of four tiles: raw clip, tail, faded head, frames in fp32."""
+@pytest.mark.parametrize("tiles", [1, 4])
+def test_a_decoded_clip_is_covered(vae: tuple[str, VideoVAE], tiles: int) -> None:
+    """A batch, the raw tiles of the one before; raw clip, tail, faded head, frames in fp32."""
     dtype, model = vae
-    width, height = 448, 448
-    tile = torch.empty(1, 24, 7, 16, 16, dtype=DTYPES[dtype], device=META)
+    request = replace(REQUEST, width=448, height=448)
+    batch = torch.empty(tiles, 24, 7, 16, 16, dtype=DTYPES[dtype], device=META)
     decoder = peak_bytes(
-        lambda: model.decoder(model.post_quant_conv(tile)),
-        tile,
+        lambda: model._decode_tiles(batch, None),
+        batch,
         *model.parameters(),
         *model.buffers(),
     )
-    raw = 28 * 3 * width * height * tile.itemsize
-    found = memory.video_decode(_vae_plan(dtype), width, height)
-    assert decoder + raw <= found <= 1.6 * (decoder + raw) + 1.5e8
+    raw = 28 * 3 * 448 * 448 * batch.itemsize
+    before = (tiles - 1) * 28 * 3 * 256 * 256 * batch.itemsize
+    found = memory.video_decode(replace(_vae_plan(dtype), vae_tiles=tiles), request)
+    assert decoder + raw + before <= found <= 1.6 * (decoder + raw + before) + 1.5e8
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "frames", "tiles"),
+    [(960, 544, 124, 105), (256, 256, 5, 1), (288, 32, 22, 2), (448, 448, 39, 8)],
+)
+def test_tiles_are_counted_as_the_vae_counts_them(
+    width: int, height: int, frames: int, tiles: int
+) -> None:
+    request = replace(REQUEST, width=width, height=height, frames=frames)
+    chunks = num_chunks(latent_frames(frames))
+    assert memory.decoder_tiles(request) == chunks * len(split(height)) * len(split(width)) == tiles
+
+
+def test_no_more_tiles_take_memory_than_a_decode_has() -> None:
+    plan = replace(_vae_plan("fp16"), vae_tiles=1024)
+    request = replace(REQUEST, width=288, height=32, frames=22)
+    want = memory.video_decode(replace(plan, vae_tiles=2), request)
+    assert memory.video_decode(plan, request) == want
 
 
 def _vae_plan(dtype: str) -> Plan:
