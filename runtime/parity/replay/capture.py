@@ -25,7 +25,7 @@ from runtime.kernels.attention import load_attention
 from runtime.messages import Plan
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported
-from runtime.parity.replay.e2e import Case
+from runtime.parity.replay.e2e import Case, stored_conditioning
 from runtime.parity.setup import Setup
 
 SIDES = ("pos", "neg")
@@ -75,7 +75,7 @@ class _Capture(Case):
             return
         sides: dict[str, Side] = {}
         for side in self._sides():
-            yield from self._side("free", side, self._stored_conditioning(side), sides)
+            yield from self._side("free", side, stored_conditioning(self.golden, side), sides)
         yield from self._sampling(sides)
 
     def _sigmas(self) -> Tensor:
