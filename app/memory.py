@@ -121,7 +121,7 @@ def phases(
 def tables(dit: Part, plan: Plan, request: Ref2VARequest) -> int:
     """AdaLN tables of all evaluations of a schedule, or of as many as are kept at once."""
     number = 4 if dit.pruned else _ITEM[plan.dtype]
-    one = _TIMES * 3 * 6 * dit.dims["hidden"] * dit.dims["blocks"] * number
+    one = _TIMES * (3 * 6 * dit.dims["blocks"] + 2) * dit.dims["hidden"] * number
     sides = 1 if isclose(request.cfg, 1.0) else 2
     return one * max(1, min(request.steps * sides, _KEPT_TABLES // one))
 

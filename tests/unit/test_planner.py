@@ -85,14 +85,14 @@ def test_memory_is_judged_by_the_size_of_the_gpu(
     assert found.vram.verdict == verdict
     assert (found.needs_force != "") == (verdict == "no")
     assert found.blocked == ""
-    assert "36.3 GiB" in found.vram.reason and "NVIDIA Test" in found.vram.reason
+    assert "37.1 GiB" in found.vram.reason and "NVIDIA Test" in found.vram.reason
 
 
 def test_a_streamed_text_encoder_needs_less(ask: Callable[..., Estimate], full: Plan) -> None:
     resident = ask(gpu(141)).vram
     streamed = ask(gpu(141), plan=replace(full, text_encoder="stream")).vram
     assert resident.needed is not None and streamed.needed is not None
-    assert streamed.needed < resident.needed - 2 * GIB
+    assert streamed.needed < resident.needed - 1.9 * GIB
 
 
 def test_what_other_programs_hold_is_taken_off(ask: Callable[..., Estimate]) -> None:
