@@ -64,6 +64,6 @@ def round_fp4(x: Tensor) -> Tensor:
     amax = groups.abs().amax(-1, keepdim=True)
     scale = (amax / _E2M1_MAX).clamp(max=_E4M3_MAX).to(torch.float8_e4m3fn).float()
     ratio = torch.where(scale > 0, groups / scale.clamp(min=2.0**-9), 0.0)
-    index = torch.bucketize(ratio.abs(), torch.tensor(_LAST, device=x.device))
+    index = torch.bucketize(ratio.abs().contiguous(), torch.tensor(_LAST, device=x.device))
     magnitude = torch.tensor(_LEVELS, device=x.device)[index]
     return (magnitude * ratio.sign() * scale).flatten(-2)
