@@ -100,7 +100,7 @@ class DiffusersSubject:
             with clock.stage(DENOISE, step=step):
                 self.model(**given)
         if decode and self._video_vae is not None:
-            latent = self._noise.video.to(self._device, self._video_vae.dtype)
+            latent = self._noise.video.to(self._device)
             with clock.stage(VIDEO_VAE_DECODE):
                 self._video_vae.decode(latent).sample.cpu()
         times = clock.times()
@@ -197,7 +197,10 @@ def _video_vae(setup: Setup, device: torch.device) -> Any:
         raise ValueError("diffusers' video VAE is measured at full size only; give --no-decode")
     with device:
         vae = importlib.import_module("diffusers").AutoencoderKLMiniMaxH3()
-    return vae.to(_DTYPES[setup.plan.video_vae_dtype]).eval().requires_grad_(False)
+    for name, parameter in vae.named_parameters():
+        if not any(part in name for part in vae._keep_in_fp32_modules):  # as it loads a file
+            parameter.data = parameter.data.to(_DTYPES[setup.plan.video_vae_dtype])
+    return vae.eval().requires_grad_(False)
 
 
 def _device(setup: Setup) -> torch.device:
