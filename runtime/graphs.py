@@ -79,7 +79,7 @@ class CudaRecorder:
             raise
         except RuntimeError as error:
             self._pool = torch.cuda.graph_pool_handle()  # a pool whose capture failed stays closed
-            said = str(error).splitlines()[0]
+            said = str(error.__context__ or error).splitlines()[0]  # leaving it fails as well
             raise Unavailable(
                 "graphs", f"a step of this plan cannot be captured ({said}); set graphs to false"
             ) from error
