@@ -199,6 +199,15 @@ def test_the_command_writes_pictures_and_events_as_json_lines(
     assert len(list((tmp_path / "d" / case.stem).glob("*.png"))) == 3 * 22
 
 
+def test_a_plan_with_a_step_cache_exits_with_2(tmp_path: Path) -> None:
+    plan = tmp_path / "cached.toml"
+    plan.write_text('device = "cpu"\ncache = "h3_cache"\ncache_threshold = 0.1\n')
+    done = parity(golden("schedules"), "--plan", plan)
+    assert done.returncode == 2
+    assert "plan cached has the step cache h3_cache, which leaves steps out" in done.stderr
+    assert 'set cache = "off"' in done.stderr
+
+
 def test_a_device_that_contradicts_the_plan_exits_with_2(tmp_path: Path) -> None:
     done = parity(golden("schedules"), "--plan", "cpu", "--device", "cuda")
     assert done.returncode == 2

@@ -152,11 +152,18 @@ def test_the_summary_counts_steps_and_tells_both_streams() -> None:
 # ---- the pipeline
 
 
-def generated(pipeline: Pipeline, out: Path, **fields: object) -> tuple[Result, list[Event]]:
+def generated(pipeline: Pipeline, out: Path, *, cfg: float = 1.0) -> tuple[Result, list[Event]]:
     request = Ref2VARequest(
-        id="r", prompt="a calm sea", width=64, height=32, frames=5, steps=8, seed=5,
-        scheduler="simple", **fields,
-    )  # type: ignore[arg-type]  # fmt: skip
+        id="r",
+        prompt="a calm sea",
+        width=64,
+        height=32,
+        frames=5,
+        steps=8,
+        seed=5,
+        cfg=cfg,
+        scheduler="simple",
+    )
     events: list[Event] = []
     out.mkdir()
     result = pipeline.generate(
@@ -198,3 +205,18 @@ def test_without_a_cache_a_run_tells_nothing_of_one(tmp_path: Path) -> None:
     result, events = generated(off, tmp_path / "out")
     assert result.cached_steps == ()
     assert not any("step cache" in e.text for e in events if isinstance(e, Note))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"cache": "teacache"}, "cache must be one of off, easy_cache, h3_cache, spectrum, got"),
+        ({"cache_threshold": -0.1}, "cache_threshold must be 0 .the cache's own. to 100, got -0.1"),
+        ({"cache_threshold": float("nan")}, "cache_threshold must be 0"),
+        ({"cache_warmup": -1}, "cache_warmup must be 0 .the cache's own. to 1000, got -1"),
+        ({"cache_max_run": 1001}, "cache_max_run must be 0"),
+    ],
+)
+def test_a_plan_with_an_impossible_cache_is_refused(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        demo_plan(**given)

@@ -306,10 +306,13 @@ def test_a_cancelled_request_stops_between_steps(pipeline: Pipeline, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cancelled_request_stops_while_it_streams_the_text_encoder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["stream", "layers"])
+def test_a_cancelled_request_stops_while_it_streams_the_text_encoder(
+    way: str, tmp_path: Path
+) -> None:
     parts: list[str] = []
     streamed = load(
-        demo_plan(text_encoder="stream"), progress=lambda part, done, total: parts.append(part)
+        demo_plan(text_encoder=way), progress=lambda part, done, total: parts.append(part)
     )
     parts.clear()
     with pytest.raises(Cancelled):
@@ -410,7 +413,7 @@ def test_a_full_checkpoint_runs_and_a_streamed_text_encoder_is_freed(
             super().__init__(*args, **options)  # type: ignore[arg-type]
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(module, "TextEncoder", Watched)
+    monkeypatch.setattr(module, "encoder_of", lambda plan: Watched)
     plan = demo_plan(text_encoder="stream", models=replace(FILES, dit=dit))
     pipeline = load(plan, progress=lambda part, done, total: None)
     assert not made, "the encoder is loaded only when it is asked for"
@@ -420,11 +423,12 @@ def test_a_full_checkpoint_runs_and_a_streamed_text_encoder_is_freed(
     assert len(made) == 1 and made[0]() is None
 
 
+@pytest.mark.parametrize("way", ["stream", "layers"])
 def test_a_streamed_and_a_resident_text_encoder_give_the_same_latents(
-    pipeline: Pipeline, tmp_path: Path, picture: Reference
+    way: str, pipeline: Pipeline, tmp_path: Path, picture: Reference
 ) -> None:
     asked = request("the same either way", references=(picture,), cfg=3.0, negative_prompt="blur")
-    streamed = load(demo_plan(text_encoder="stream"), progress=lambda part, done, total: None)
+    streamed = load(demo_plan(text_encoder=way), progress=lambda part, done, total: None)
     first = Ran(streamed, asked, tmp_path / "1").latents()
     other = Ran(pipeline, asked, tmp_path / "2").latents()
     assert all(torch.equal(first[name], other[name]) for name in ("video", "audio"))
