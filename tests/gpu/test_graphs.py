@@ -85,7 +85,7 @@ def velocity(
     """Of a new request each time: its memory is given back, and overwritten by the next."""
     with torch.inference_mode():
         noise = draw_noise(target, 5)
-        x = Latents(video=noise.video.to(GPU, model.dtype), audio=noise.audio.to(GPU, model.dtype))
+        x = Latents(video=noise.video.to(GPU), audio=noise.audio.to(GPU))  # fp32 velocities
         found = side(model, given, target).velocity(x, torch.tensor(sigma)).packed()
     assert torch.isfinite(found).all()
     return found
@@ -225,7 +225,7 @@ def test_an_evaluation_never_waits_for_the_gpu(graphs: bool, elementwise: str) -
     noise = draw_noise(TARGET, 5)
     with torch.inference_mode():
         built = side(model, given, TARGET)
-        x = Latents(video=noise.video.to(GPU, model.dtype), audio=noise.audio.to(GPU, model.dtype))
+        x = Latents(video=noise.video.to(GPU), audio=noise.audio.to(GPU))  # fp32 velocities
         built.build_tables(torch.tensor([0.5, 0.4]), [])
         built.velocity(x, torch.tensor(0.5))
         torch.cuda.set_sync_debug_mode("error")

@@ -149,8 +149,7 @@ def velocity(
 ) -> Latents:
     with torch.inference_mode():
         noise = draw_noise(target, 5)
-        x = Latents(video=noise.video.to(model.dtype), audio=noise.audio.to(model.dtype))
-        return side(model, given, target=target).velocity(x, torch.tensor(sigma))
+        return side(model, given, target=target).velocity(noise, torch.tensor(sigma))
 
 
 def same(a: Latents, b: Latents) -> bool:
