@@ -8,6 +8,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -35,8 +36,8 @@ from runtime.h3.conditioning import (
     negative_inputs,
 )
 from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
-from runtime.h3.linears import routes as linear_routes
 from runtime.h3.graphed import pool_bytes
+from runtime.h3.linears import routes as linear_routes
 from runtime.h3.load import DTYPES, attention_options, load_denoiser
 from runtime.h3.packing import TargetShape, target_of
 from runtime.h3.preview import Previews
@@ -202,8 +203,11 @@ class Pipeline:
             positive, negative = self._conditioning(request, inputs, job)
             with _previews(out, job) if preview else nullcontext() as previews:
                 latents = self._sample(request, target, positive, negative, previews, job)
-            path = self._write_latents(latents, request, out)
-            video = self._render(request, latents, out, media, job)
+                # the latents and the last preview are written while the frames are decoded
+                with ThreadPoolExecutor(max_workers=1) as beside:
+                    writing = beside.submit(self._write_latents, latents, request, out)
+                    video = self._render(request, latents, out, media, job)
+                path = writing.result()
         return self._result(video, path, out, job)
 
     def decode(

@@ -27,9 +27,11 @@ from runtime.h3.pipeline import Pipeline, load
 from runtime.h3.preview import rgb_frames
 from runtime.h3.text import TextEncoder
 from runtime.kernels.unavailable import Unavailable
+from runtime.media.files import DiskFullError
 from runtime.media.mp4 import read_run_metadata
 from runtime.messages import Event, Note, Preview, Progress, Ref2VARequest, Reference, Result
 from runtime.meter import ATTENTION, COMMUNICATION, GEMM, PARTS
+from runtime.nonfinite import NonFinite
 from tests.denoiser_parts import FILES, demo_plan
 
 FRAMES, WIDTH, HEIGHT = 5, 64, 32
@@ -326,6 +328,31 @@ def test_a_cancelled_request_stops_while_it_streams_the_text_encoder(
             clock=StageClock(),
         )
     assert parts == ["load text encoder"] * 3
+
+
+@pytest.mark.parametrize("media", [True, False])
+def test_latents_stay_when_the_decode_fails(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media: bool
+) -> None:
+    def broken(*args: object, **options: object) -> Tensor:
+        raise NonFinite("video VAE decode", "raw pixels")
+
+    monkeypatch.setattr(pipeline.video_vae, "decode_stream", broken)
+    with pytest.raises(NonFinite):
+        Ran(pipeline, request(), tmp_path, media=media)
+    assert _tensors(tmp_path / "latents.safetensors")["video"].shape == (1, 24, 2, 2, 4)
+    assert not (tmp_path / "result.mp4").exists()
+
+
+def test_latents_that_cannot_be_written_fail_the_request(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *rest: object) -> None:
+        raise DiskFullError(path)
+
+    monkeypatch.setattr(module, "write_safetensors_atomic", full)
+    with pytest.raises(DiskFullError, match=r"latents\.safetensors"):
+        Ran(pipeline, request(), tmp_path, media=True)
 
 
 def test_latents_decode_to_the_same_mp4_as_the_request(
