@@ -112,6 +112,13 @@ def phases(
         "video VAE decode": video_decode(plan, request),
         "audio VAE decode": audio_decode(shape.audio_latents),
     }
+    if plan.graphs:  # their memory stays with them: all other stages run beside it
+        buffers = graph_buffers(dit, plan, request, shape.rows)
+        pool = denoise(dit, plan, shape.rows)
+        added = {
+            name: more + buffers + (0 if name == "denoise" else pool)
+            for name, more in added.items()
+        }
     # The tables outlive their request: the next one encodes beside them.
     base_later = base + tables(dit, plan, request)
     later = (Phase(name=name, bytes=base_later + more) for name, more in added.items())
@@ -120,10 +127,20 @@ def phases(
 
 def tables(dit: Part, plan: Plan, request: Ref2VARequest) -> int:
     """AdaLN tables of all evaluations of a schedule, or of as many as are kept at once."""
-    number = 4 if dit.pruned else _ITEM[plan.dtype]
-    one = _TIMES * (3 * 6 * dit.dims["blocks"] + 2) * dit.dims["hidden"] * number
+    one = _step_tables(dit, plan)
     sides = 1 if isclose(request.cfg, 1.0) else 2
     return one * max(1, min(request.steps * sides, _KEPT_TABLES // one))
+
+
+def _step_tables(dit: Part, plan: Plan) -> int:
+    number = 4 if dit.pruned else _ITEM[plan.dtype]
+    return _TIMES * (3 * 6 * dit.dims["blocks"] + 2) * dit.dims["hidden"] * number
+
+
+def graph_buffers(dit: Part, plan: Plan, request: Ref2VARequest, rows: int) -> int:
+    """Tables and rotation matrices of a side's graphs: the first step's and the others'."""
+    sides = 1 if isclose(request.cfg, 1.0) else 2
+    return 2 * sides * (_step_tables(dit, plan) + _ITEM[plan.dtype] * rows * _ROPE)
 
 
 def denoise(dit: Part, plan: Plan, rows: int) -> int:

@@ -395,3 +395,21 @@ def test_a_step_cache_is_counted_by_the_copies_it_keeps(
     request = Ref2VARequest(id="r", prompt="")
     more = memory.step_cache(parts["dit"], replace(plan, cache=cache), request, 20_342)
     assert more == copies * 2 * 20_342 * 5376
+
+
+def test_graphs_hold_a_step_s_activations_while_the_other_stages_run(
+    full: tuple[Plan, Mapping[str, Part]],
+) -> None:
+    plan, parts = full
+    graphs, request = replace(plan, graphs=True, kernel_times=False), REQUEST
+    phases = [memory.phases(parts, p, request, SHAPE) for p in (plan, graphs)]
+    more = {a.name: b.bytes - a.bytes for a, b in zip(*phases, strict=True)}
+    buffers = memory.graph_buffers(parts["dit"], plan, request, SHAPE.rows)
+    held = memory.denoise(parts["dit"], plan, SHAPE.rows) + buffers
+    assert more.pop("weights") == 0
+    assert more.pop("denoise") == buffers
+    assert set(more.values()) == {held}
+    assert (
+        memory.graph_buffers(parts["dit"], plan, replace(request, cfg=4.0), SHAPE.rows)
+        == 2 * buffers
+    )
