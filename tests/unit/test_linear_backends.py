@@ -10,6 +10,8 @@ import comfy_kitchen as ck
 import numpy as np
 import pytest
 import torch
+from comfy_kitchen.constraints import FunctionConstraints, ParamConstraint
+from comfy_kitchen.registry import registry
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -157,6 +159,34 @@ def test_native_nvfp4_is_refused_without_kitchens_kernels(monkeypatch: pytest.Mo
         Unavailable, match=r"comfy-kitchen's CUDA backend is not available.*CUDA 12"
     ):
         build(ALL, nvfp4_weight(32, 32), CUDA)
+
+
+def test_native_nvfp4_is_refused_where_kitchen_found_no_cublaslt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_gpu(monkeypatch, 12, 0)
+    without = {"cuda": {"available": True, "capabilities": ["quantize_nvfp4"]}}
+    monkeypatch.setattr(ck, "list_backends", lambda: without)
+    with pytest.raises(Unavailable, match="no FP4 matmul"):
+        build(ALL, nvfp4_weight(32, 32), CUDA)
+
+
+def test_native_nvfp4_does_not_fall_back_to_kitchens_dequantising_matmul(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ck.scaled_mm_nvfp4 would: the registered CUDA kernel does not take these operands."""
+    half = ParamConstraint(dtypes=frozenset({torch.float16}))
+    refuses = FunctionConstraints(params={"out_dtype": half})
+    monkeypatch.setitem(registry._backends, "cuda", object())
+    monkeypatch.setitem(registry._capabilities, "cuda", {"scaled_mm_nvfp4"})
+    monkeypatch.setitem(registry._constraints, ("cuda", "scaled_mm_nvfp4"), refuses)
+    linear, x = NVFP4NativeLinear(nvfp4_weight(32, 32)), inputs(16, 32, BF16)
+    codes, blocks = quantise(x, scale := activation_scale(x, None))
+    with ck.use_backend("cuda"):
+        chosen = registry.get_capable_backend("scaled_mm_nvfp4", {"out_dtype": BF16})
+    assert chosen == "eager"
+    with pytest.raises(Unavailable, match=r"'nvfp4_native' .* layer blocks\.0\.mlp\.fc1"):
+        linear._tensor_cores(x, codes, blocks, scale)
 
 
 @pytest.mark.parametrize(

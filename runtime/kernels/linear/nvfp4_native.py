@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import comfy_kitchen as ck
 import torch
+from comfy_kitchen.exceptions import BackendError
+from comfy_kitchen.registry import registry
 from torch import Tensor
 
 from runtime.checkpoints.base import PackedWeight
 from runtime.kernels.linear.base import LinearBackend
 from runtime.kernels.linear.packed import PackedLinear
+from runtime.kernels.unavailable import Unavailable
 
+MATMUL = "scaled_mm_nvfp4"
 FP4_TIMES_FP8_MAX = 6.0 * 448.0
 
 
@@ -50,17 +54,26 @@ class NVFP4NativeLinear(PackedLinear):
         return y_SN.reshape(*x.shape[:-1], self.out_features)
 
     def _tensor_cores(self, x: Tensor, codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
-        with ck.use_backend("cuda"):  # never the dequantising fallback of the layout class
-            return ck.scaled_mm_nvfp4(
-                codes,
-                self.weight,
-                tensor_scale_a=scale,
-                tensor_scale_b=self.weight_scale_2,
-                block_scale_a=blocks,
-                block_scale_b=self.weight_scale,
-                bias=self.bias_as(x),
-                out_dtype=x.dtype,
-            )
+        operands = {
+            "a": codes,
+            "b": self.weight,
+            "tensor_scale_a": scale,
+            "tensor_scale_b": self.weight_scale_2,
+            "block_scale_a": blocks,
+            "block_scale_b": self.weight_scale,
+            "bias": self.bias_as(x),
+            "out_dtype": x.dtype,
+        }
+        # ck.scaled_mm_nvfp4 dequantises where its CUDA kernel does not take the operands (K not a
+        # multiple of 32, fp32 results), and use_backend("cuda") does not keep it from that.
+        try:
+            matmul = registry.get_implementation(MATMUL, backend="cuda", kwargs=operands)
+        except BackendError as error:
+            raise Unavailable(
+                "nvfp4_native", f"layer {self.packed.layer}, {tuple(x.shape)} {x.dtype}: {error}"
+            ) from error
+        result: Tensor = matmul(**operands)
+        return result
 
     def _reference(self, x: Tensor, codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
         one = torch.ones((), dtype=torch.float32)
@@ -84,8 +97,11 @@ def reason(device: torch.device) -> str:
         got = ".".join(map(str, capability))
         return f"FP4 tensor cores need compute capability 10.0 (Blackwell), this GPU has {got}"
     backends = ck.list_backends()
-    if not backends.get("cuda", {}).get("available", False):
+    cuda = backends.get("cuda", {})
+    if not cuda.get("available", False):
         return f"comfy-kitchen's CUDA backend is not available: {backends.get('cuda')}"
+    if MATMUL not in cuda.get("capabilities", ()):
+        return "comfy-kitchen's CUDA backend has no FP4 matmul (it found no cuBLASLt)"
     return ""
 
 
