@@ -52,8 +52,9 @@ def _on(backend: AttentionBackend, device: torch.device) -> Support:
         attend = backend.load(device, options)
         half = torch.bfloat16 in backend.dtypes
         dtype = torch.bfloat16 if half else backend.dtypes[0]
-        rows = random(3, ROWS, HEADS, WIDTH, device=device).to(dtype)
-        q, k, v = (x[None].transpose(1, 2) for x in rows)  # as the model hands them over
+        rows = -(-ROWS // backend.rows_multiple) * backend.rows_multiple
+        made = random(3, rows, HEADS, WIDTH, device=device).to(dtype)
+        q, k, v = (x[None].transpose(1, 2) for x in made)  # as the model hands them over
         return relative_l2(attend(q, k, v), _exact(q, k, v))
 
     return tried(device, lambda: backend.route(device, options), trial)

@@ -46,4 +46,5 @@ class AttentionBackend:
     route: Callable[[torch.device, AttentionOptions], str]
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
+    rows_multiple: int = 1  # it refuses other numbers of rows
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)  # of q, k, v

@@ -102,5 +102,6 @@ BACKEND = AttentionBackend(
         "8.0 or newer; a CPU runs the reference of its arithmetic"
     ),
     package="sageattention",
+    rows_multiple=ROWS_MULTIPLE,
     dtypes=DTYPES,
 )
