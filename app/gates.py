@@ -44,7 +44,7 @@ def _read(folder: Path, devices: Collection[str]) -> Iterator[Gate]:
                 continue
             yield Gate(
                 backend=told["backends"][0],
-                text=_text(told),
+                text=": ".join([*told["options"], _text(told)]),
                 status=told["status"],
                 when=float(told["when"]),
             )

@@ -35,7 +35,17 @@ from runtime.parity.plans import read_plan
 BASELINE = "baseline"  # --against: the correctness baseline of the plan on this machine
 DEFAULT_REQUEST = "reference_960x544_124f"
 GOLDENS = Path(__file__).parents[2] / "tests" / "goldens"
-_TOLD = ("fields", "backends", "against_name", "status", "reason", "worst", "share", "failed")
+_TOLD = (
+    "fields",
+    "backends",
+    "options",
+    "against_name",
+    "status",
+    "reason",
+    "worst",
+    "share",
+    "failed",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

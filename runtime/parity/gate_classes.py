@@ -70,7 +70,7 @@ class GateClass:
 
 
 @functools.cache
-def table() -> Mapping[str, Mapping[str, Any]]:
+def table() -> Mapping[str, Any]:
     """presets/gate.toml, which does not change while the program runs."""
     return tomllib.loads((PRESETS / "gate.toml").read_text(encoding="utf-8"))
 
@@ -79,6 +79,12 @@ def table() -> Mapping[str, Mapping[str, Any]]:
 def classes() -> Mapping[str, GateClass]:
     """By name, from presets/gate.toml."""
     return {name: GateClass(name=name, **entry) for name, entry in table()["class"].items()}
+
+
+def guidance() -> float:
+    """How much more a fixed limit allows where a negative side multiplies the noise."""
+    factor: float = table()["guidance"]
+    return factor
 
 
 @functools.cache

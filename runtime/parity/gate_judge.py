@@ -14,7 +14,7 @@ from runtime.h3.denoise import Latents
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parity.gate_cases import Case
-from runtime.parity.gate_classes import EXACT, GateClass, class_of, classes_of, differing
+from runtime.parity.gate_classes import EXACT, GateClass, class_of, classes_of, differing, guidance
 from runtime.parity.gate_runs import Run, Trajectory, refusal
 from runtime.parity.metrics import Comparison, compare
 
@@ -166,7 +166,7 @@ def _limits(
         if one.name not in measured:
             measured[one.name] = _yardstick(p, q, case, reference, one, said)
         distance = measured[one.name]
-        guided = 1.0 if case.cfg == 1 else math.hypot(case.cfg, case.cfg - 1)
+        guided = 1.0 if case.negative is None else guidance()
         if distance is None:
             said[f"{one.name}: fixed {one.fixed(dtype):.2g}"] = None
         for stream in STREAMS:

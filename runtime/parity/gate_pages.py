@@ -76,7 +76,8 @@ def _markdown_row(found: dict[str, Any]) -> str:
 
 
 def _names(found: dict[str, Any]) -> str:
-    return ", ".join(f"`{name}`" for name in found["backends"] or [found["plan"]["name"]])
+    names = found["backends"] or [found["plan"]["name"]]
+    return ", ".join([*(f"`{name}`" for name in names), *found["options"]])
 
 
 def _e(value: float | None) -> str:
@@ -94,7 +95,7 @@ def keep(found: dict[str, Any], runs: Path) -> None:
     """
     if not found["backends"]:
         return
-    name = "_".join([found["device"], *found["fields"], *found["backends"]])
+    name = "_".join([found["device"], *found["fields"], *found["backends"], *found["options"]])
     write_json_atomic(runs / "gate" / f"{slug(name)}.json", found)
 
 

@@ -17,7 +17,7 @@ from runtime.kernels.elementwise import BACKENDS as ELEMENTWISE
 from runtime.kernels.linear import BACKENDS as LINEAR
 from runtime.kernels.linear import linear_backend
 from runtime.kernels.unavailable import Unavailable
-from runtime.messages import Plan
+from runtime.messages import KJ_MODES, Plan
 from runtime.parity.gate_classes import BACKEND_FIELDS, EXACT, class_of
 from runtime.parity.plans import read_plan
 
@@ -28,6 +28,13 @@ _EXACT = {
     "fp8": "fp8_dequant",
     "elementwise": "eager",
     "cache": "off",
+}
+
+# options of a backend; a short request is mostly conditioning, with sinks nearly exact in Sol
+_VARIANTS: dict[str, Sequence[dict[str, str]]] = {
+    "sol": ({}, {"sol_sinks": "none"}),
+    "sol_nvlabs": ({}, {"sol_sinks": "none"}),
+    "kj": [{"kj_mode": mode} for mode in KJ_MODES],
 }
 
 
@@ -56,8 +63,10 @@ def pairs(base: Plan) -> list[tuple[Plan, Plan]]:
     for field, name in lossy():
         if getattr(plain, field) == name:
             continue  # see alone()
-        p = replace(plain, **{"name": f"{field} {name}", field: name})  # type: ignore[arg-type]
-        found.append((p, _reference(plain, p, field)))
+        for options in _VARIANTS.get(name, ({},)):
+            said = " ".join([field, name, *options.values()])
+            p = replace(plain, **{"name": said, field: name, **options})  # type: ignore[arg-type]
+            found.append((p, _reference(plain, p, field)))
     return found
 
 

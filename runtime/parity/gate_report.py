@@ -44,6 +44,7 @@ def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[s
         "gated": GATED,
         "fields": fields,
         "backends": [str(getattr(p, name)) for name in fields],
+        "options": [f"{n} {getattr(p, n)}" for n in OPTIONS if getattr(p, n) != getattr(q, n)],
         "against_backends": [str(getattr(q, name)) for name in fields],
         "against_name": q.name,
         "classes": sorted({c for v in verdicts if v.limits for c in v.limits.classes}),

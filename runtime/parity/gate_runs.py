@@ -16,6 +16,7 @@ from runtime.caches import COMPUTED
 from runtime.h3.cached import CachedModel
 from runtime.h3.conditioning import Conditioning
 from runtime.h3.denoise import Latents, Side, StepResult, Tap, draw_noise, sample
+from runtime.h3.graphed import eagerly
 from runtime.h3.load import load_denoiser
 from runtime.h3.model import H3Model
 from runtime.kernels.unavailable import Unavailable
@@ -216,7 +217,8 @@ def block_outputs(model: H3Model, side: Side, kept: Blocks) -> Iterator[None]:
 
     handles = [block.register_forward_hook(keep) for block in model.blocks]
     try:
-        yield
+        with eagerly(model):
+            yield
     finally:
         for handle in handles:
             handle.remove()

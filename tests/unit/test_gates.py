@@ -17,6 +17,7 @@ def keep(root: Path, name: str, **changes: Any) -> None:
     told = {
         "device": "cpu",
         "backends": ["sage2"],
+        "options": [],
         "classes": ["int8_attention"],
         "status": "passed",
         "reason": "",
@@ -50,6 +51,11 @@ def test_a_failed_gate_of_one_field_is_not_hidden_by_a_newer_passed_one(tmp_path
     assert gates(tmp_path, {"cpu"})["sage2"].text == (
         "failed (int8_attention, worst video not finite, audio 0.5)"
     )
+
+
+def test_an_option_that_is_not_the_default_is_named(tmp_path: Path) -> None:
+    keep(tmp_path, "a", backends=["sol"], options=["sol_sinks none"])
+    assert gates(tmp_path, {"cpu"})["sol"].text.startswith("sol_sinks none: passed (")
 
 
 def test_an_unavailable_backend_has_its_reason(tmp_path: Path) -> None:
