@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command("runtime.parity.compare", "compare frames, latents, goldens or videos"),
     "inspect": Command("app.cli.inspect", "say what a checkpoint file holds"),
     "doctor": Command("app.cli.doctor", "say whether this machine can run a plan"),
+    "selftest": Command("runtime.selftest.command", "test every backend against its reference"),
     "make-demo": Command("runtime.checkpoints.demo_command", "write a random checkpoint set"),
 }
 

@@ -35,14 +35,14 @@ def _on(backend: ElementwiseBackend, device: torch.device) -> Support:
     def trial() -> float:
         ops = backend.load(device)
         given = [random(ROWS, 3 * HEADS * WIDTH, device=device) for _ in range(3)]
-        want = _steps(Eager(), *given)
-        got = _steps(ops, *(t.to(torch.bfloat16) for t in given))
+        want = steps(Eager(), *given)
+        got = steps(ops, *(t.to(torch.bfloat16) for t in given))
         return max(map(relative_l2, got, want))
 
     return tried(device, lambda: backend.route(device), trial)
 
 
-def _steps(ops: Elementwise, x_SD: Tensor, o_SD: Tensor, qkv_SD: Tensor) -> list[Tensor]:
+def steps(ops: Elementwise, x_SD: Tensor, o_SD: Tensor, qkv_SD: Tensor) -> list[Tensor]:
     """Every step once, in the dtype of x."""
     norm = nn.RMSNorm(x_SD.shape[1], eps=EPS, device=x_SD.device, dtype=x_SD.dtype)
     tables = o_SD[:2]

@@ -58,12 +58,13 @@ def _on(backend: LinearBackend, device: torch.device) -> Support:
         if reason := backend.reason(device):
             raise Unavailable(backend.name, reason)
         stored = next((f for f in backend.formats if f in STORED), None)
-        return None if stored is None else _deviation(backend, _packed(stored, device), device)
+        return None if stored is None else _deviation(backend, packed_layer(stored, device), device)
 
     return tried(device, lambda: backend.route(device), trial)
 
 
-def _packed(stored: str, device: torch.device) -> PackedWeight:
+def packed_layer(stored: str, device: torch.device) -> PackedWeight:
+    """A layer of the demo denoiser that holds this stored format (a key of STORED)."""
     checkpoint = random_checkpoint("dit", size="tiny", format=STORED[stored][0])
     if stored != UNQUANTISED:
         return checkpoint.packed(next(iter(checkpoint.layers)), device)
