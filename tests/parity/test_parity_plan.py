@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from runtime.parity import command
 from runtime.parity.dump import palette, write_frames
 from runtime.parity.judge import replay_case
 from runtime.parity.metrics import compare
@@ -107,6 +109,13 @@ def test_a_bad_plan_is_refused_in_one_sentence(text: str, said: str, tmp_path: P
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
         read_plan(str(path))
+
+
+def test_a_plan_with_memory_low_is_refused_as_parity_looks_inside_its_attention() -> None:
+    asked = argparse.Namespace(jobs=1, threads=1, unpinned=False, device=None)
+    said = r"memory low, whose attention runs in groups of heads, .* set memory = \"plain\""
+    with pytest.raises(ValueError, match=said):
+        command._check(asked, replace(CPU_PLAN, memory="low"))
 
 
 @pytest.mark.parametrize("name", ["nothing", "../cpu", "/tmp/none.toml"])
