@@ -28,6 +28,7 @@ from runtime.parity.gate_cases import (
 )
 from runtime.parity.gate_judge import judge
 from runtime.parity.gate_pages import RUNS, keep, markdown, page_of
+from runtime.parity.gate_references import References
 from runtime.parity.gate_report import EXIT_FAILED, GATED, document
 from runtime.parity.gate_tables import lines
 from runtime.parity.plans import read_plan
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--blocks must be a step from 1 to {shortest}, got {args.blocks}")
     pairs = gate_plans.pairs(base) if args.all else [(base, _reference(args.against, base))]
     print(GATED, flush=True)
-    documents = [_gate(p, q, cases, args.blocks - 1) for p, q in pairs]
+    references = References()
+    documents = [_gate(p, q, cases, references, args.blocks - 1) for p, q in pairs]
     _write(args, documents, base)
     told = [{key: found[key] for key in _TOLD} for found in documents]
     print(json.dumps({"results": told} if args.all else told[0]))
@@ -165,11 +167,13 @@ def _reference(against: str | None, p: Plan) -> Plan:
     return replace(baseline, name=said)
 
 
-def _gate(p: Plan, q: Plan, cases: list[Case], block_step: int) -> dict[str, Any]:
+def _gate(
+    p: Plan, q: Plan, cases: list[Case], references: References, block_step: int
+) -> dict[str, Any]:
     print(f"\n{p.name} against {q.name}", flush=True)
     verdicts = []
     for case in cases:
-        verdicts.append(judge(p, q, case, block_step))
+        verdicts.append(judge(p, q, case, references, block_step))
         print("\n".join(lines(verdicts[-1])), flush=True)
     note = " ".join(["launch.py gate", *sys.argv[2:]])
     return document(p, q, verdicts, note)

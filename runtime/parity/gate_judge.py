@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
-import torch
 from torch import Tensor
 
 from runtime.h3.denoise import Latents
@@ -15,6 +13,7 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parity.gate_cases import Case
 from runtime.parity.gate_classes import EXACT, GateClass, class_of, classes_of, differing, guidance
+from runtime.parity.gate_references import References, let_go
 from runtime.parity.gate_runs import Run, Trajectory, refusal
 from runtime.parity.metrics import Comparison, compare
 
@@ -82,7 +81,7 @@ class Verdict:
         return max(range(len(self.steps)), key=lambda k: share(self.steps[k]))
 
 
-def judge(p: Plan, q: Plan, case: Case, block_step: int = -1) -> Verdict:
+def judge(p: Plan, q: Plan, case: Case, references: References, block_step: int = -1) -> Verdict:
     """Q runs and is let go, then the yardstick, then P; block_step: whose blocks are compared.
 
     Unavailable when Q cannot run here: without a reference there is no verdict.
@@ -103,10 +102,9 @@ def judge(p: Plan, q: Plan, case: Case, block_step: int = -1) -> Verdict:
         return Verdict(
             case=case.name, label=case.label, status=UNAVAILABLE, reason=reason, changed=changed
         )
-    reference = Run(q, case).free(block_step)
-    _let_go(q.device)
+    reference = references.free(q, case, block_step)
     held = classes_of(p, q, names)
-    limits = _limits(p, q, case, reference, held)
+    limits = _limits(p, q, case, reference, held, references)
     try:
         run = Run(p, case)
         forced = run.forced(reference, block_step)
@@ -132,7 +130,7 @@ def judge(p: Plan, q: Plan, case: Case, block_step: int = -1) -> Verdict:
         for got, there in zip(forced.steps, reference.steps, strict=True)
     )
     del run
-    _let_go(p.device)
+    let_go(p.device)
     return Verdict(
         case=case.name,
         label=case.label,
@@ -156,6 +154,7 @@ def _limits(
     case: Case,
     reference: Trajectory,
     held: Sequence[GateClass],
+    references: References,
 ) -> Limits:
     """The classes' limits, added as squares."""
     dtype = "fp32" if p.dtype == q.dtype == "fp32" else "bf16"
@@ -164,7 +163,7 @@ def _limits(
     measured: dict[str, dict[str, float] | None] = {}
     for one in held:
         if one.name not in measured:
-            measured[one.name] = _yardstick(p, q, case, reference, one, said)
+            measured[one.name] = _yardstick(p, q, case, reference, one, said, references)
         distance = measured[one.name]
         guided = 1.0 if case.negative is None else guidance()
         if distance is None:
@@ -190,15 +189,14 @@ def _yardstick(
     reference: Trajectory,
     one: GateClass,
     said: dict[str, None],
+    references: References,
 ) -> dict[str, float] | None:
     """The worst step of the class's yardstick, by stream; None where there is none."""
     for other in _candidates(p, q, one):
-        measured = replace(q, name=f"{q.name} with {other}", attention=other)
         try:
-            forced = Run(measured, case).forced(reference)
+            forced = references.yardstick(q, other, case, reference)
         except Unavailable:
             continue
-        _let_go(q.device)
         said[f"{one.name}: {one.factor:g} x {other} against {q.attention}, this run"] = None
         pairs = list(zip(forced.steps, reference.steps, strict=True))
         return {
@@ -255,10 +253,3 @@ def _blocks(forced: Trajectory, reference: Trajectory) -> tuple[dict[str, float]
         }
         for a, b in zip(forced.blocks, reference.blocks, strict=True)
     )
-
-
-def _let_go(device: str) -> None:
-    """Memory of a denoiser that nobody holds any more, before the next one is loaded."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()

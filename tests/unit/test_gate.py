@@ -21,7 +21,8 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan, Ref2VARequest
 from runtime.parity import gate_classes, gate_judge
 from runtime.parity.gate_cases import OWN, Case, random_case
-from runtime.parity.gate_judge import judge
+from runtime.parity.gate_judge import Verdict
+from runtime.parity.gate_references import References
 from runtime.parity.gate_report import document, exit_status
 from runtime.parity.gate_tables import jumps
 from tests.denoiser_parts import FILES, demo_plan
@@ -40,6 +41,10 @@ class Register(Protocol):
 @pytest.fixture(scope="module")
 def case() -> Case:
     return random_case(SMALL, 7, partial(open_checkpoint, FILES.dit, "dit"), OWN)
+
+
+def judge(p: Plan, q: Plan, case: Case, block_step: int = -1) -> Verdict:
+    return gate_judge.judge(p, q, case, References(), block_step)
 
 
 def plan(**fields: object) -> Plan:
