@@ -16,6 +16,7 @@ from app import presets, records
 from app.gates import Gate, gates
 from app.jobs import JobStore
 from app.parity_runs import REPORT
+from app.selftests import SelfTest, selftests
 
 FILE = presets.FOLDER / "backends.toml"
 # of a plan, each names a backend
@@ -114,8 +115,11 @@ class Validated:
                         found.setdefault(seen.backend, []).append(seen)
             while len(self._told) > _KEPT:
                 self._told.popitem(last=False)
-        last = gates(self._root, here)
-        return {name: _state(found.get(name, []), last.get(name)) for name in table()["backend"]}
+        last, tests = gates(self._root, here), selftests(self._root, here)
+        return {
+            name: _state(found.get(name, []), last.get(name), tests.get(name))
+            for name in table()["backend"]
+        }
 
 
 def _run(folder: Path, ended: float) -> Iterator[_Seen]:
@@ -154,7 +158,7 @@ def _parity(folder: Path, ended: float) -> Iterator[_Seen]:
                 )
 
 
-def _state(seen: list[_Seen], gate: Gate | None) -> State:
+def _state(seen: list[_Seen], gate: Gate | None, test: SelfTest | None) -> State:
     """Runs counted, and of each parity case the newest status (the jobs come newest first)."""
     runs = [one for one in seen if not one.case]
     newest: dict[str, str] = {}
@@ -163,10 +167,11 @@ def _state(seen: list[_Seen], gate: Gate | None) -> State:
             newest.setdefault(one.case, one.status)
     failed = tuple(sorted(case for case, status in newest.items() if status not in PASSED))
     equal = sum(status == "bit-equal" for status in newest.values())
-    said = [_ran(len(runs)), _compared(len(newest), equal, failed)]
+    said = [_ran(len(runs)), _compared(len(newest), equal, failed), test.text if test else ""]
+    bad = bool(failed) or (test is not None and not test.passed)
     return State(
-        text="; ".join(part for part in said if part) or "never run here",
-        verdict="bad" if failed else "good" if newest else "",
+        text="; ".join(part for part in said if part) or "not validated on this machine",
+        verdict="bad" if bad else "good" if newest or test else "",
         runs=len(runs),
         last=max((one.ended for one in seen), default=0.0),
         cases=len(newest),

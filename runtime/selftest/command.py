@@ -53,17 +53,18 @@ def run(args: argparse.Namespace) -> int:
         seen.append(finding)
         print(_line(finding), flush=True)
     goldens = None if args.no_goldens else _goldens(args.goldens, kind)
-    result = _result(name, device, seen, goldens)
+    told = result(name, device, seen, goldens)
     path = args.out or FOLDER / f"{_slug(name)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, result)
-    print(json.dumps({"file": str(path), **result}))
-    return 0 if result["ok"] else FAILED
+    write_json_atomic(path, told)
+    print(json.dumps({"file": str(path), **told}))
+    return 0 if told["ok"] else FAILED
 
 
-def _result(
+def result(
     name: str, device: torch.device, seen: list[Finding], goldens: dict[str, Any] | None
 ) -> dict[str, Any]:
+    """All that was found, as the file has it; goldens: None where they were left out."""
     passed = goldens is None or goldens["status"] == 0
     cuda = device.type == "cuda"
     return {

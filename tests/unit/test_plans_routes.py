@@ -217,7 +217,7 @@ def test_the_first_look_probes_the_machine_once(console: Console) -> None:
     shown = wait_for_probe(console)
     sdpa, sage2 = shown["attention"]
     assert sdpa["known"]["cpu"] == "bit-equal" and sage2["known"]["lossy"]
-    assert sdpa["here"]["text"] == "never run here"
+    assert sdpa["here"]["text"] == "not validated on this machine"
     assert json.loads((console.root / "backends.json").read_text())["found"]["probed"]
 
 

@@ -81,7 +81,7 @@ def past(store: JobStore, tmp_path: Path) -> Past:
 
 
 def test_a_backend_without_a_run_was_never_run_here(past: Past) -> None:
-    assert past.text() == "never run here"
+    assert past.text() == "not validated on this machine"
 
 
 def test_runs_are_counted_by_what_the_engine_resolved(past: Past) -> None:
@@ -90,19 +90,19 @@ def test_runs_are_counted_by_what_the_engine_resolved(past: Past) -> None:
     past.run()
     assert past.text() == "ran 2 times"
     assert past.text("nvfp4_dequant") == "ran once"
-    assert past.text("eager") == "never run here"
+    assert past.text("eager") == "not validated on this machine"
     assert past.validated.states(["cpu"])["sdpa"].last == 102.0
 
 
 def test_a_run_on_another_device_does_not_count(past: Past) -> None:
     past.run(device="NVIDIA H200")
-    assert past.text() == "never run here"
+    assert past.text() == "not validated on this machine"
     assert past.validated.states(["cpu", "NVIDIA H200"])["sdpa"].runs == 1
 
 
 def test_a_linear_backend_that_a_golden_does_not_use_is_not_counted(past: Past) -> None:
     past.parity(a="bit-equal")
-    assert past.text("nvfp4_dequant") == "never run here"
+    assert past.text("nvfp4_dequant") == "not validated on this machine"
     assert past.text("int8_convrot") == "bit-equal on 1 golden"
 
 
@@ -113,7 +113,7 @@ def test_a_linear_backend_that_a_golden_does_not_use_is_not_counted(past: Past) 
         ({"a": "bit-equal", "b": "pass"}, "within limits on 2 goldens, 1 bit-equal", "good"),
         ({"a": "FAIL"}, "parity failed on a of 1 golden", "bad"),
         ({"a": "FAIL", "b": "FAIL"}, "parity failed on a and 1 more of 2 goldens", "bad"),
-        ({"a": "unsupported"}, "never run here", ""),
+        ({"a": "unsupported"}, "not validated on this machine", ""),
     ],
 )
 def test_parity_says_how_many_goldens_were_met(
@@ -134,4 +134,37 @@ def test_the_newest_parity_of_a_golden_counts(past: Past) -> None:
 def test_a_damaged_record_tells_nothing(past: Past, tmp_path: Path) -> None:
     past.run()
     (tmp_path / "job1" / "run.json").write_text("{")
-    assert past.text() == "never run here"
+    assert past.text() == "not validated on this machine"
+
+
+def selftest(root: Path, *backends: dict[str, str], device: str = "cpu", when: float = 1.0) -> None:
+    folder = root / "selftest"
+    folder.mkdir(exist_ok=True)
+    told = {"device": device, "when": when, "backends": backends}
+    (folder / f"{device}.json").write_text(json.dumps(told))
+
+
+def finding(backend: str, status: str) -> dict[str, str]:
+    return {"backend": backend, "status": status, "reason": "0.9 off its fp32"}
+
+
+def test_a_backend_that_passed_the_selftest_here_is_good(past: Past, tmp_path: Path) -> None:
+    selftest(tmp_path, finding("sage2", "pass"), finding("fa4", "unavailable"))
+    states = past.validated.states(["cpu"])
+    assert (states["sage2"].text, states["sage2"].verdict) == ("self-test passed", "good")
+    assert states["fa4"].text == "not validated on this machine"
+
+
+def test_one_failed_field_of_the_selftest_makes_a_backend_bad(past: Past, tmp_path: Path) -> None:
+    name = "fp8_rowwise"
+    selftest(tmp_path, finding(name, "pass"), finding(name, "fail"), finding(name, "pass"))
+    state = past.validated.states(["cpu"])[name]
+    assert (state.text, state.verdict) == ("self-test failed: 0.9 off its fp32", "bad")
+
+
+def test_a_selftest_of_another_machine_or_a_damaged_one_says_nothing(
+    past: Past, tmp_path: Path
+) -> None:
+    selftest(tmp_path, finding("sage2", "pass"), device="NVIDIA H200")
+    (tmp_path / "selftest" / "broken.json").write_text('{"device": "cpu"}')
+    assert past.text("sage2") == "not validated on this machine"
