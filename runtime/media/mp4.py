@@ -35,7 +35,7 @@ RUN_KEY = "h3_run"
 WAITING_CHUNKS = 2  # for the encoder
 _OPTIONS = {
     "movflags": "+faststart+use_metadata_tags",  # arbitrary keys survive only with the second
-    "max_interleave_delta": "0",  # sound may come last: packets wait for it, encoded, in memory
+    "max_interleave_delta": "0",  # sound comes whole: packets wait for the pictures in memory
 }
 
 Wave = ArrayLike | Callable[[], ArrayLike]
@@ -91,7 +91,7 @@ def write_mp4(
     frames: yields uint8, or float32 in [0,1], [N,H,W,3] sRGB (CPU tensors or arrays), H and W even.
     They are encoded in a thread of their own: besides the one being encoded and the one just
     yielded WAITING_CHUNKS are alive, and only encoded packets are kept. wave: float32 [2,L] at
-    options.sample_rate, or a function called for it after the last frame; it must end within one
+    options.sample_rate, or a function called for it after the first chunk; it must end within one
     frame of the pictures. metadata: a JSON object, stored under "h3_run" and "comment".
     check_cancel is called in this thread, at each chunk and while waiting, and raises to stop;
     then, and on any other failure, no file is left. Raises ValueError for bad input, naming the
@@ -105,12 +105,13 @@ def write_mp4(
             container.metadata["comment"] = text
             with Aside("mp4", waiting=WAITING_CHUNKS, check_cancel=check_cancel) as encoder:
                 writer = _Writer(container, options, encoder.stopped, with_sound=wave is not None)
-                for chunk in frames:
+                for i, chunk in enumerate(frames):
                     encoder.put(partial(writer.add_frames, chunk))
                     del chunk  # else it lives on while the next one is made
-                if wave is not None:
-                    sound = wave() if callable(wave) else wave
-                    encoder.put(partial(writer.add_sound, sound))
+                    if i == 0 and wave is not None:
+                        # early: encoding it takes long, and now frames are still to be made
+                        sound = wave() if callable(wave) else wave
+                        encoder.put(partial(writer.add_sound, sound))
                 encoder.put(writer.finish)
                 encoder.finish()
         size = part.stat().st_size
@@ -186,12 +187,13 @@ class _Writer:
             self.frames += 1
 
     def add_sound(self, wave: ArrayLike) -> None:
-        """Encodes float32 [2,L]; called once, after the frames whose length it must have."""
+        """Encodes float32 [2,L]; called once, after a first chunk of frames."""
         wave_CL = np.asarray(wave)
         if wave_CL.ndim != 2 or wave_CL.shape[0] != 2 or wave_CL.dtype != np.float32:
             raise ValueError(f"the wave must be float32 [2,L], got {wave_CL.dtype} {wave_CL.shape}")
         _check_finite(wave_CL, "audio VAE decode: the wave")
-        self._check_length(wave_CL.shape[1])
+        if not wave_CL.shape[1]:
+            return  # `finish` refuses it
         peak = float(np.abs(wave_CL).max())
         if peak > 1:
             self.notes.append(f"sound peaks at {peak:.2f}, clamped to 1.0")
@@ -202,9 +204,11 @@ class _Writer:
             self._container.mux(self._audio.encode(frame))
 
     def finish(self) -> None:
-        """Flushes both encoders."""
+        """Flushes both encoders; ValueError unless sound and pictures end together."""
         if self._video is None:
             raise ValueError("no frames were given to write; a video needs at least one")
+        if self._with_sound:
+            self._check_length(self.sound_samples)
         self._container.mux(self._video.encode(None))
         if self._audio is not None:
             self._container.mux(self._audio.encode(None))

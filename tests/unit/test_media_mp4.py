@@ -137,6 +137,22 @@ def test_sound_that_comes_last_is_interleaved(tmp_path: Path) -> None:
         assert abs(latest["video"] - latest["audio"]) < 1.0
 
 
+def test_the_sound_is_asked_for_after_the_first_chunk(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def pictures() -> Iterator[np.ndarray]:
+        for chunk in chunks(22, size=11):
+            asked.append("frames")
+            yield chunk
+
+    def sound() -> np.ndarray:
+        asked.append("sound")
+        return sound_for(22)
+
+    write_mp4(tmp_path / "a.mp4", pictures(), sound, {}, Mp4Options())
+    assert asked == ["frames", "sound", "frames"]
+
+
 def test_run_metadata_of_20_kb_unicode_comes_back(tmp_path: Path) -> None:
     record = {
         "prompt": '雨の夜、<Picture 1> «été» 🎬 "quoted"\n' * 500,
