@@ -58,6 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cannot run, and without lossy linears and caches",
     )
     parser.add_argument("--all", action="store_true", help="every lossy backend by itself")
+    parser.add_argument(
+        "--only", default="", metavar="A,B", help="with --all: these lossy backends alone"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="FIELD=VALUE",
+        help="change a field of plan P (not of Q)",
+    )
     where = parser.add_argument_group("what is evaluated (tests/goldens unless told)")
     where.add_argument("--goldens", type=Path, help="golden files: their Ref2VA requests, tiny")
     where.add_argument("--request", help="size, frames and steps of a request (with --text-rows)")
@@ -80,11 +91,16 @@ def run(args: argparse.Namespace) -> int:
     """0: within limits; 1: a stream of a step is beyond; 2: cannot run here, or bad input."""
     _check(args)
     base = read_plan(args.plan) if args.plan else gate_plans.default_plan()
+    base = gate_plans.changed(base, args.settings)
     cases = _cases(args, base)
     shortest = min(case.num_steps for case in cases)
     if args.blocks > shortest:
         raise ValueError(f"--blocks must be a step from 1 to {shortest}, got {args.blocks}")
-    pairs = gate_plans.pairs(base) if args.all else [(base, _reference(args.against, base))]
+    pairs = (
+        gate_plans.pairs(base, [name for name in args.only.split(",") if name])
+        if args.all
+        else [(base, _reference(args.against, base))]
+    )
     print(GATED, flush=True)
     references = References()
     documents = [_gate(p, q, cases, references, args.blocks - 1) for p, q in pairs]
@@ -114,6 +130,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--plan is missing; name a plan, or give --all for every lossy backend")
     if args.all and args.against:
         raise ValueError("--all takes each backend's own reference; leave out --against")
+    if args.only and not args.all:
+        raise ValueError("--only chooses among the backends of --all; give both")
     if args.goldens and (args.request or args.text_rows is not None or args.random):
         raise ValueError("--goldens bring their own requests; leave out --request and --text-rows")
     if (args.request or args.random) and args.text_rows is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from runtime.messages import KJ_MODES, Plan
 from runtime.parity.gate_classes import BACKEND_FIELDS, EXACT, class_of
 from runtime.parity.plans import read_plan
 
+_BOOLS = {"true": True, "false": False}
 # what computes the same without the loss
 _EXACT = {
     "dense": "dense",
@@ -53,15 +55,41 @@ def exact(plan: Plan) -> Plan:
     return replace(plan, **_EXACT)  # type: ignore[arg-type]
 
 
-def pairs(base: Plan) -> list[tuple[Plan, Plan]]:
+def changed(plan: Plan, settings: Sequence[str]) -> Plan:
+    """The plan with FIELD=VALUE laid over it; ValueError for a field or a value it has not."""
+    types = {field.name: str(field.type) for field in fields(Plan)}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or name in ("name", "models") or name not in types:
+            raise ValueError(
+                f"--set {setting}: give FIELD=VALUE with a field of a plan, as attention=fa4"
+            )
+        try:
+            value = _typed(text, types[name])
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"--set {setting}: {name} must be {types[name]}") from error
+        plan = replace(plan, **{"name": f"{plan.name}, {setting}", name: value})
+    return plan
+
+
+def _typed(text: str, type: str) -> Any:
+    if type == "bool":
+        return _BOOLS[text]
+    return {"int": int, "float": float}.get(type, str)(text)
+
+
+def pairs(base: Plan, only: Sequence[str] = ()) -> list[tuple[Plan, Plan]]:
     """(P, Q) for every lossy backend: attention against sage2, sage2 and all others against sdpa.
 
-    Where sage2 cannot run here, all are held against sdpa.
+    Where sage2 cannot run here, all are held against sdpa. only: names to take, () for all.
     """
     plain = exact(replace(base, attention="sdpa"))
+    known = [name for _, name in lossy()]
+    if unknown := [name for name in only if name not in known]:
+        raise ValueError(f"--only {', '.join(unknown)}: the lossy backends are {', '.join(known)}")
     found = []
     for field, name in lossy():
-        if getattr(plain, field) == name:
+        if getattr(plain, field) == name or (only and name not in only):
             continue  # see alone()
         for options in _VARIANTS.get(name, ({},)):
             said = " ".join([field, name, *options.values()])

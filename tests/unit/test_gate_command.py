@@ -55,6 +55,11 @@ def gate(*options: str | Path) -> int:
         ((), "--plan is missing; name a plan, or give --all"),
         (("--plan", "cpu"), "--against is missing; the correctness baseline of cpu here would be"),
         (("--all", "--against", "cpu"), "leave out --against"),
+        (("--all", "--only", "sdpa"), "--only sdpa: the lossy backends are sage1"),
+        (("--plan", "cpu", "--only", "sage2"), "give both"),
+        (("--plan", "cpu", "--set", "colour=red"), "--set colour=red: give FIELD=VALUE"),
+        (("--plan", "cpu", "--set", "sol_tau=red"), "sol_tau must be float"),
+        (("--plan", "cpu", "--set", "dtype=fp5"), "dtype must be one of"),
         (("--plan", "cpu", "--against", "cpu", "--request", "demo"), "need --text-rows N"),
         (("--plan", "cpu", "--against", "cpu", "--text-rows", "0"), "text rows must be 1 to"),
         (("--plan", "cpu", "--against", "nowhere"), "there is no plan nowhere"),
@@ -200,6 +205,16 @@ def test_all_holds_attention_against_sage2_and_sage2_against_sdpa() -> None:
     others = [q.attention for p, q in found.values() if p.attention not in ("sdpa", "sage2")]
     assert set(others) <= {"sage2"}
     assert gate_plans.alone() == ["int8_convrot"]
+
+
+def test_a_field_of_the_plan_can_be_set() -> None:
+    plan = gate_plans.changed(demo_plan(), ["attention=sage2", "sol_tau=0.5", "cache_warmup=3"])
+    assert (plan.attention, plan.sol_tau, plan.cache_warmup) == ("sage2", 0.5, 3)
+
+
+def test_only_the_named_backends_are_taken() -> None:
+    found = gate_plans.pairs(gate_plans.default_plan(), ["sage2", "fp8_native"])
+    assert [p.name for p, _ in found] == ["attention sage2", "fp8 fp8_native"]
 
 
 def test_random_weights_of_full_size_are_not_read_before_they_are_asked_for() -> None:
