@@ -93,6 +93,7 @@ plan vae_tiles vae_tiles=12
 plan vae_fp32 video_vae_dtype=fp32
 plan resident attention=fa4 text_encoder=resident
 
+media=(); python3 -c 'import av' 2> /dev/null || media=(--no-media)  # carried with WITH_AV=1
 bf16=(--text-rows 300 --random-weights pruned_bf16)
 declare -A run=(
   [exact]='bench exact 110 --plan $P/exact.toml "${bf16[@]}" --runs 4'
@@ -113,7 +114,7 @@ declare -A run=(
   [full]='bench full 170 --plan $P/offloaded.toml --text-rows 300 --random-weights full_bf16 --runs 2'
   [vae]='bench vae 120 --plan $P/vae_tiles1.toml --against $P/vae_tiles.toml "${bf16[@]}" --steps 1'
   [vae_fp32]='bench vae_fp32 150 --plan $P/vae_fp32.toml "${bf16[@]}" --steps 1 --runs 2'
-  [repeat]='bench repeat 200 --plan $P/resident.toml --request reference_960x544_124f --steps 2 --random-weights pruned_nvfp4 --no-media --repeat-request'
+  [repeat]='bench repeat 200 --plan $P/resident.toml --request reference_960x544_124f --steps 2 --random-weights pruned_nvfp4 ${media[@]+"${media[@]}"} --repeat-request'
   [profile]='bench profile 120 --plan $P/exact.toml "${bf16[@]}" --no-decode --runs 1 --profile'
   [profile_peer]='bench profile_peer 170 --plan $P/exact.toml --peer diffusers "${bf16[@]}" --no-decode --runs 1 --profile'
   [profile_fp8]='bench profile_fp8 120 --plan $P/fp8_rowwise_fa4.toml "${bf16[@]}" --no-decode --runs 1 --profile'
