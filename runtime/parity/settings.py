@@ -46,6 +46,11 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
             f"the golden's unquantised layers were captured as {own.dense} computes and plan "
             f"{plan.name} names {plan.dense}"
         )
+    if plan.adaln == "offloaded" and "adaln_t_table" in checkpoint.names():
+        raise Unsupported(
+            f"the golden's checkpoint is pruned and plan {plan.name} offloads AdaLN weights, which "
+            f"only a full one has"
+        )
     for field in _fields(checkpoint):
         fixed, asked = getattr(own, field), getattr(plan, field)
         if fixed != asked:
@@ -61,6 +66,9 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         elementwise=plan.elementwise,
         island_rounding=plan.island_rounding,
         weights=plan.weights,
+        adaln=plan.adaln,
+        graphs=plan.graphs,
+        kernel_times=plan.kernel_times,
     )
 
 
