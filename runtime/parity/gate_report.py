@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
 
 def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[str, Any]:
     """One pair of plans; `backends` are those that the console shows the verdict at."""
-    told, fields = machine(), fields_of(p, q)
+    told, chosen = machine(), fields_of(p, q)
     return {
         "kind": "gate",
         "when": time.time(),
@@ -42,10 +42,10 @@ def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[s
         "against": {k: str(v) for k, v in asdict(q).items() if k != "models"},
         "note": note,
         "gated": GATED,
-        "fields": fields,
-        "backends": [str(getattr(p, name)) for name in fields],
-        "options": [f"{n} {getattr(p, n)}" for n in OPTIONS if getattr(p, n) != getattr(q, n)],
-        "against_backends": [str(getattr(q, name)) for name in fields],
+        "fields": chosen,
+        "backends": [str(getattr(p, name)) for name in chosen],
+        "options": options_of(p, chosen),
+        "against_backends": [str(getattr(q, name)) for name in chosen],
         "against_name": q.name,
         "classes": sorted({c for v in verdicts if v.limits for c in v.limits.classes}),
         **summary(verdicts),
@@ -69,11 +69,24 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
+def options_of(p: Plan, chosen: Sequence[str]) -> list[str]:
+    """["kj_mode fp8_cuda"]: options of the chosen fields' backends that are not the default ones.
+
+    Q may share them: they say which P this was.
+    """
+    usual = {field.name: field.default for field in fields(Plan)}
+    return [
+        f"{name} {getattr(p, name)}"
+        for name, field in OPTIONS.items()
+        if field in chosen and getattr(p, name) != usual[name]
+    ]
+
+
 def fields_of(p: Plan, q: Plan) -> list[str]:
     """The fields that name a backend, where P has another, or another option of it, than Q."""
     differ = [name for name in asdict(p) if getattr(p, name) != getattr(q, name)]
-    fields = dict.fromkeys(OPTIONS.get(name, name) for name in differ)
-    return [name for name in fields if name in BACKEND_FIELDS]
+    named = dict.fromkeys(OPTIONS.get(name, name) for name in differ)
+    return [name for name in named if name in BACKEND_FIELDS]
 
 
 def _share(verdict: Verdict, stream: str) -> float:

@@ -24,9 +24,11 @@ from runtime.parity.gate_classes import (
     differing,
 )
 from runtime.parity.gate_pages import markdown, slug
+from runtime.parity.gate_report import fields_of, options_of
 from tests.denoiser_parts import FILES, demo_plan
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
+BASE = gate_plans.default_plan()
 SMALL = 'width = 64\nheight = 64\nframes = 22\nsteps = 2\nprompt = ""\n'
 
 
@@ -210,6 +212,13 @@ def test_all_holds_attention_against_sage2_and_sage2_against_sdpa() -> None:
 def test_a_field_of_the_plan_can_be_set() -> None:
     plan = gate_plans.changed(demo_plan(), ["attention=sage2", "sol_tau=0.5", "cache_warmup=3"])
     assert (plan.attention, plan.sol_tau, plan.cache_warmup) == ("sage2", 0.5, 3)
+
+
+def test_a_variant_is_named_by_its_option_though_the_reference_shares_it() -> None:
+    found = [options_of(p, fields_of(p, q)) for p, q in gate_plans.pairs(BASE, ["kj", "sol"])]
+    assert ["kj_mode sageattn3"] in found
+    assert ["sol_sinks none"] in found
+    assert len({tuple(options) for options in found}) == len(found) - 1  # two have none
 
 
 def test_only_the_named_backends_are_taken() -> None:
