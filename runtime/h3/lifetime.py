@@ -63,11 +63,20 @@ def forward(
 ) -> Tensor:
     """Block.forward with other lifetimes; x_SD is written over."""
     shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = tables
-    modulated, gated_add = block.ops.norm_modulate, block.ops.gated_add
-    y = [modulated(block.norm1, x_SD, shift_msa, scale_msa, spans)]
-    x_SD = gated_add(x_SD, _attention(block.attn, y, rope), gate_msa, spans)
-    y = [modulated(block.norm2, x_SD, shift_mlp, scale_mlp, spans)]
-    return gated_add(x_SD, _mlp(block.mlp, y), gate_mlp, spans)
+    ops = block.ops
+    y = [ops.norm_modulate(block.norm1, x_SD, shift_msa, scale_msa, spans)]
+    y = [
+        ops.gated_add_norm(
+            x_SD,
+            _attention(block.attn, y, rope),
+            gate_msa,
+            block.norm2,
+            shift_mlp,
+            scale_mlp,
+            spans,
+        )
+    ]
+    return ops.gated_add(x_SD, _mlp(block.mlp, y), gate_mlp, spans)
 
 
 def _attention(attn: Attention, hidden: Owned, rope: Tensor) -> Tensor:
