@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from runtime.checkpoints.base import UNQUANTISED, LayerQuant
@@ -97,7 +96,6 @@ def _attended(attn: Attention, qkv: Tensor, rope: Tensor) -> Tensor:
 
 
 def _attend_heads(attn: Attention, q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor) -> None:
-    v_SHd = v_SHd.clone(memory_format=torch.contiguous_format)  # as Attention copies it (R01)
     out = attn.attend(*(t[None].transpose(1, 2) for t in (q_SHd, k_SHd, v_SHd)))
     q_SHd.copy_(out[0].unflatten(-1, q_SHd.shape[1:]))
 

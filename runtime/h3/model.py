@@ -81,8 +81,6 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         else:
             self.ops.rms_rope(q, k, rope, self.q_norm.weight, self.k_norm.weight, NORM_EPS)
-        # A strided V overflows the kernels' int32 index past 99,864 rows (R01): copy it out.
-        v = v.clone()
         out = self.attend(*(t[None].transpose(1, 2) for t in (q, k, v)))
         return self.out_proj(out[0])
 

@@ -172,4 +172,5 @@ BACKEND = AttentionBackend(
     ),
     package="sageattention",
     dtypes=DTYPES,
+    strided_v=True,
 )
