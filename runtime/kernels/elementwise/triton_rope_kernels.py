@@ -33,8 +33,11 @@ def _rotate_heads(
     low,
     high,
     rest,
+    cos,
+    minus_sin,
+    sin,
+    cos_again,
     weight,
-    matrix,
     eps,
     PAIRS: tl.constexpr,
     PAIRS_POW2: tl.constexpr,
@@ -53,10 +56,6 @@ def _rotate_heads(
     w_rest = tl.load(weight + tail).to(tl.float32)[None, :]
     low = (low * rstd * w_low).to(dtype).to(tl.float32)
     high = (high * rstd * w_high).to(dtype).to(tl.float32)
-    cos = tl.load(matrix, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    minus_sin = tl.load(matrix + 1, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(matrix + 2, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    cos_again = tl.load(matrix + 3, mask=is_pair, other=0.0).to(tl.float32)[None, :]
     a = (cos * low).to(dtype).to(tl.float32) + (minus_sin * high).to(dtype).to(tl.float32)
     b = (sin * low).to(dtype).to(tl.float32) + (cos_again * high).to(dtype).to(tl.float32)
     tl.store(base + pairs[None, :], a.to(dtype), mask=both)
@@ -84,13 +83,47 @@ def _rms_rope_row(
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = (heads < H)[:, None]
     at = row * row_stride + heads[:, None] * head_stride
-    matrix = table + (row * PAIRS + tl.arange(0, PAIRS_POW2)) * 4
+    pairs = tl.arange(0, PAIRS_POW2)
+    is_pair = pairs < PAIRS
+    matrix = table + (row * PAIRS + pairs) * 4
+    cos = tl.load(matrix, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    minus_sin = tl.load(matrix + 1, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(matrix + 2, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    cos_again = tl.load(matrix + 3, mask=is_pair, other=0.0).to(tl.float32)[None, :]
     # k is asked for before q is written: a store would hold the load back
     low, high, rest = _heads(q + at, is_head, PAIRS, PAIRS_POW2, TAIL)
     k_low, k_high, k_rest = _heads(k + at, is_head, PAIRS, PAIRS_POW2, TAIL)
-    _rotate_heads(q + at, is_head, low, high, rest, q_weight, matrix, eps, PAIRS, PAIRS_POW2, TAIL)
     _rotate_heads(
-        k + at, is_head, k_low, k_high, k_rest, k_weight, matrix, eps, PAIRS, PAIRS_POW2, TAIL
+        q + at,
+        is_head,
+        low,
+        high,
+        rest,
+        cos,
+        minus_sin,
+        sin,
+        cos_again,
+        q_weight,
+        eps,
+        PAIRS,
+        PAIRS_POW2,
+        TAIL,
+    )
+    _rotate_heads(
+        k + at,
+        is_head,
+        k_low,
+        k_high,
+        k_rest,
+        cos,
+        minus_sin,
+        sin,
+        cos_again,
+        k_weight,
+        eps,
+        PAIRS,
+        PAIRS_POW2,
+        TAIL,
     )
 
 
