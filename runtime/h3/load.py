@@ -48,7 +48,7 @@ def load_denoiser(
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()
     compute = DTYPES[plan.dtype]
     options = attention_options(plan)
-    attend = load_attention(plan.attention, device, compute, options)
+    attend = load_attention(plan.attention, device, compute, options, head_dim=cfg.head_dim)
     if meter is not None:
         attend = meter.wrap(ATTENTION, attend)
     attend = with_own_v(attend, strided_v=attention_backend(plan.attention).strided_v)

@@ -47,6 +47,7 @@ class AttentionBackend:
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
     rows_multiple: int = 1  # it refuses other numbers of rows
+    head_dims: tuple[int, ...] = ()  # it refuses others; (): it takes any
     # It is no slower on a V that is a view of the fused QKV: the denoiser then copies none, unless
     # the view's offsets pass 32 bits (own_v.py)
     strided_v: bool = False

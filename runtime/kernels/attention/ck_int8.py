@@ -72,5 +72,6 @@ BACKEND = AttentionBackend(
         "runs the reference of its arithmetic"
     ),
     package=DISTRIBUTION,
+    head_dims=WIDTHS,
     dtypes=DTYPES,
 )

@@ -69,6 +69,7 @@ BACKEND = AttentionBackend(
     route=route,
     requirement="flash-attn-4 and a CUDA GPU of compute capability 8.0 or newer",
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
     strided_v=True,
 )

@@ -106,5 +106,6 @@ BACKEND = AttentionBackend(
     ),
     package="sageattention",
     rows_multiple=ROWS_MULTIPLE,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
 )

@@ -108,6 +108,7 @@ BACKEND = AttentionBackend(
         + "; a CPU runs the reference of its arithmetic"
     ),
     package="sageattention",
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
     strided_v=True,
 )

@@ -97,6 +97,7 @@ BACKEND = AttentionBackend(
         f"{capabilities(CAPABILITIES)}; a CPU runs the reference of its arithmetic"
     ),
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
     strided_v=True,
 )

@@ -105,5 +105,6 @@ BACKEND = AttentionBackend(
         "runs the reference"
     ),
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
 )

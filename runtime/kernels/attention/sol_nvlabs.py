@@ -78,5 +78,6 @@ BACKEND = AttentionBackend(
         f"{capabilities(CAPABILITIES)}; a CPU runs the reference"
     ),
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
 )
