@@ -215,6 +215,17 @@ def test_only_the_four_linears_of_each_block_become_fp8(name: str, form: str) ->
     assert len(narrow) == 4 * len(model.blocks)
 
 
+def test_fp4_products_in_fp32_on_a_gpu_are_refused_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_gpu(monkeypatch, 12, 0)
+    monkeypatch.setattr("runtime.kernels.linear.nvfp4_native.reason", lambda device: "")
+    checkpoint = random_checkpoint("dit", size="tiny", format="pruned_nvfp4")
+    plan = demo_plan(nvfp4="nvfp4_native", device="cuda")
+    with pytest.raises(Unavailable, match=r"gives no fp32, and the plan's dtype is fp32"):
+        load_denoiser(checkpoint, plan, torch.device("cuda"))
+
+
 def test_a_flagged_layer_and_one_outside_the_blocks_are_widened() -> None:
     layers = {
         "blocks.0.mlp.fc1": LayerQuant(format="nvfp4", full_precision=True),
