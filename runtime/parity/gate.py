@@ -139,6 +139,7 @@ def _check(args: argparse.Namespace) -> None:
             "--request and --random need --text-rows N: a gate takes random words, not a text "
             "encoder (300 words give the reference shape its 20,094 rows)"
         )
+    (args.runs / "gate").mkdir(parents=True, exist_ok=True)  # refused now, not after minutes
     for name in ("steps", "blocks"):
         if getattr(args, name) < 0:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be 1 or more")
