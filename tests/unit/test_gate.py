@@ -23,7 +23,7 @@ from runtime.parity import gate_classes, gate_judge
 from runtime.parity.gate_cases import OWN, Case, random_case
 from runtime.parity.gate_judge import Verdict
 from runtime.parity.gate_references import References
-from runtime.parity.gate_report import document, exit_status
+from runtime.parity.gate_report import document, exit_status, summary
 from runtime.parity.gate_tables import jumps
 from tests.denoiser_parts import FILES, demo_plan
 
@@ -168,6 +168,21 @@ def test_a_reference_that_cannot_run_here_is_an_error(case: Case) -> None:
 def test_a_field_that_the_checkpoint_does_not_use_is_not_called_passed(case: Case) -> None:
     verdict = judge(plan(nvfp4="nvfp4_native"), plan(), case)
     assert verdict.status == "not exercised"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code", "told"),
+    [
+        (("not exercised", "not exercised"), 2, "not exercised"),
+        (("not exercised", "unavailable"), 2, "unavailable"),
+        (("not exercised", "unavailable", "passed"), 0, "passed"),
+    ],
+)
+def test_without_a_passed_case_the_exit_status_is_not_0(
+    statuses: tuple[str, ...], code: int, told: str
+) -> None:
+    found = summary([Verdict(case=s, label="", status=s) for s in statuses])
+    assert (found["exit"], found["status"]) == (code, told)
 
 
 @pytest.mark.parametrize(("scale", "status"), [(1.002, "passed"), (1.5, "FAILED")])
