@@ -213,6 +213,21 @@ def test_a_broken_yardstick_does_not_let_a_broken_backend_pass(
     assert verdict.limits.of["video"] == pytest.approx(0.056)
 
 
+def test_a_yardstick_with_the_references_own_bits_leaves_the_fixed_limit(
+    case: Case, register: Register
+) -> None:
+    """As on CUDA in fp32, where sdpa and sdpa_cudnn are one kernel and sdpa_math is another."""
+    register("sdpa_math", lambda out, call: out)
+    register("other_sums", lambda out, call: out * (1 + 4e-6))
+    verdict = judge(plan(attention="other_sums"), plan(), case)
+    assert verdict.limits is not None
+    assert verdict.limits.why == (
+        "exact: no yardstick is sdpa_math against sdpa, this run: the same bits; exact: fixed 1e-05"
+    )
+    assert 2e-6 < verdict.worst("video") < verdict.limits.of["video"] == pytest.approx(1e-5)
+    assert verdict.status == "passed"
+
+
 def test_the_yardstick_is_not_held_to_itself(case: Case) -> None:
     q = plan(dtype="bf16")
     verdict = judge(replace(q, attention="sage2"), q, case)
