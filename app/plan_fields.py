@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from runtime.layouts import LAYOUTS
 from runtime.messages import KJ_MODES, STEP_CACHES, Plan
 
 Choice = Literal["attention", "linear", "elementwise", ""]
@@ -50,6 +51,14 @@ _Row = tuple[str, str, tuple[str, ...], Choice, Kind, str]
 _LISTED_AS = {"vae_attention": "attention"}
 _FIELDS: tuple[_Row, ...] = (
     ("device", "Device", ("cuda", "cpu"), "", "choice", "Where the models run."),
+    (
+        "layout",
+        "Layout",
+        LAYOUTS,
+        "",
+        "choice",
+        "U4: four GPUs share the rows and heads; TP2: two share each weight, which saves memory.",
+    ),
     (
         "dtype",
         "Compute type",

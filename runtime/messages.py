@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from runtime.layouts import Layout
+
 FPS = 24
 SIZE_MULTIPLE = 32
 MAX_IMAGES, MAX_VIDEOS, MAX_AUDIOS = 9, 3, 3
@@ -150,6 +152,7 @@ class Plan:
     models: ModelFiles
     family: str = "h3"
     device: str = "cuda"  # cuda | cpu
+    layout: str = "single"  # or U4, TP2, TP2xU2 ...: ranks, each on a GPU of its own
     dtype: str = "bf16"  # DiT compute: bf16 | fp32
     attention: str = "sdpa"  # of the denoiser, a name of runtime/kernels/attention
     vae_attention: str = "sdpa"  # of the video VAE, a name of the same list
@@ -206,6 +209,7 @@ class Plan:
                     f"plan field {field} must be one of {', '.join(values)}, "
                     f"got {getattr(self, field)!r}"
                 )
+        Layout.parse(self.layout)
         narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
         if narrow and self.device == "cuda" and self.dtype != "bf16":
             raise ValueError(
