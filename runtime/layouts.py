@@ -29,9 +29,7 @@ class Layout:
     def parse(cls, name: str) -> Layout:
         """The layout of one of LAYOUTS; ValueError lists them."""
         if name not in LAYOUTS:
-            raise ValueError(
-                f"plan field layout must be one of {', '.join(LAYOUTS)}, got {name!r}"
-            )
+            raise ValueError(f"plan field layout must be one of {', '.join(LAYOUTS)}, got {name!r}")
         found = None if name == SINGLE else _NAME.fullmatch(name)
         tensor, ulysses = found.groups() if found else (None, None)
         return cls(tensor=int(tensor or 1), ulysses=int(ulysses or 1))

@@ -376,6 +376,24 @@ class Failure:
     details: str = ""  # traceback, for the log only
     cancelled: bool = False
     bad_input: bool = False  # the request, a file or the plan is at fault, not the run
+    rank: int = 0  # which one failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Of each of several ranks, for the engine alone: it lives, and how far it is.
+
+    steps: denoising steps that the process has begun; in_step: one is open; seconds: of the last.
+    """
+
+    steps: int = 0
+    in_step: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Of each of several ranks, for the engine alone: it has left its command and waits."""
 
 
 Event = Ready | Progress | Note | StageTime | Preview | Result | Failure

@@ -41,6 +41,7 @@ class PlanJson(_Strict):
     models: ModelsJson
     family: str | None = None
     device: str | None = None
+    layout: str | None = None
     dtype: str | None = None
     attention: str | None = None
     vae_attention: str | None = None

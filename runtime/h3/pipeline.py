@@ -65,6 +65,7 @@ from runtime.messages import (
     Result,
 )
 from runtime.meter import StepMeter
+from runtime.team import ALONE, Team
 
 _REQUEST_KEY = "h3_request"  # in the metadata of a latents file
 CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
@@ -72,9 +73,9 @@ CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
 LoadProgress = Callable[[str, int, int], None]
 
 
-def load(plan: Plan, *, progress: LoadProgress) -> Pipeline:
+def load(plan: Plan, *, progress: LoadProgress, team: Team = ALONE) -> Pipeline:
     """Open every file, then load what stays resident; each is checked whole before it is read."""
-    return Pipeline(plan, progress)
+    return Pipeline(plan, progress, team=team)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,10 @@ class Pipeline:
         plan: Plan,
         progress: LoadProgress,
         opened: Callable[[Path, str], IndexedCheckpoint] = open_file,
+        team: Team = ALONE,
     ) -> None:
         """opened: gives the checkpoint of a path and a role; a benchmark's has random weights."""
-        self.plan, self.device = plan, torch.device(plan.device)
+        self.plan, self.device, self.team = plan, torch.device(plan.device), team
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("the plan asks for device cuda, but torch sees no CUDA device")
         started = time.perf_counter()
