@@ -110,6 +110,14 @@ _FIELDS: tuple[_Row, ...] = (
         "fp8_*: the four large products of each block are rounded to FP8 at load.",
     ),
     (
+        "amax",
+        "Largest activation",
+        ("shared", "local"),
+        "",
+        "choice",
+        "Of layers that scale by it. shared: of all ranks, as on one; local: each its own, lossy.",
+    ),
+    (
         "weights",
         "Dequantised weights",
         ("packed", "cached"),

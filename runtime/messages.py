@@ -165,6 +165,8 @@ class Plan:
     nvfp4: str = "nvfp4_dequant"
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
+    # of activations scaled by their largest value: shared by all ranks, or each rank's own (lossy)
+    amax: str = "shared"
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
     # step, kitchen rounds the rotation once
@@ -191,6 +193,7 @@ class Plan:
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
             "dense": ("dense", *FP8_BACKENDS),
+            "amax": ("shared", "local"),
             "weights": ("packed", "cached"),
             "elementwise": ("eager", "kitchen", "triton"),
             "kj_mode": KJ_MODES,
@@ -209,7 +212,7 @@ class Plan:
                     f"plan field {field} must be one of {', '.join(values)}, "
                     f"got {getattr(self, field)!r}"
                 )
-        Layout.parse(self.layout)
+        self._check_layout()
         narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
         if narrow and self.device == "cuda" and self.dtype != "bf16":
             raise ValueError(
@@ -236,6 +239,20 @@ class Plan:
         if not 0 <= self.threads <= 4096:
             raise ValueError(
                 f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"
+            )
+
+    def _check_layout(self) -> None:
+        if Layout.parse(self.layout).ranks == 1:
+            return
+        if self.cache != "off":
+            raise ValueError(
+                f"plan field cache must be off with layout {self.layout}, got {self.cache!r}: ranks "
+                f"that measure their own rows would skip different steps"
+            )
+        if self.graphs:
+            raise ValueError(
+                f"plan field graphs must be false with layout {self.layout}: exchanges between "
+                f"ranks are not recorded"
             )
 
     def _check_graphs(self) -> None:

@@ -18,10 +18,12 @@ from runtime.h3.linears import choose as choose_linears
 from runtime.h3.linears import hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.h3.offload import lender, offloaded_names
+from runtime.h3.parallelize import share_amax, share_rows
 from runtime.kernels.attention import AttentionOptions, load_attention
 from runtime.kernels.elementwise import load as load_elementwise
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
+from runtime.parallel.mesh import ALONE, Mesh
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -37,8 +39,11 @@ def load_denoiser(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
     meter: StepMeter | None = None,
+    mesh: Mesh = ALONE,
 ) -> tuple[H3Model, LoadReport]:
     """The denoiser of a checkpoint, on the device, ready to run; `meter` measures its calls.
+
+    mesh: the ranks that evaluate it together; each loads it at the same time.
 
     Unavailable before anything is read when a backend of the plan cannot run here, CheckpointError
     when the file does not fit the model.
@@ -92,6 +97,9 @@ def load_denoiser(
         for name in linears:  # quantised ones have become modules of their backend
             linear = model.get_submodule(name)
             linear.forward = meter.wrap(GEMM, linear.forward)
+    share_rows(model, mesh, meter)
+    if plan.amax == "shared":
+        share_amax(model, mesh, meter)
     if plan.graphs:
         graphed(model, Graphs(CudaRecorder(device)))
     return model.eval().requires_grad_(False), report
