@@ -246,8 +246,8 @@ class Plan:
             return
         if self.cache != "off":
             raise ValueError(
-                f"plan field cache must be off with layout {self.layout}, got {self.cache!r}: ranks "
-                f"that measure their own rows would skip different steps"
+                f"plan field cache must be off with layout {self.layout}, got {self.cache!r}: "
+                f"ranks that measure their own rows would skip different steps"
             )
         if self.graphs:
             raise ValueError(

@@ -32,7 +32,7 @@ class OwnRows:
         self._model, self._group, self._shared, self._wait = model, mesh.rows, shared, wait
 
     def embed(self, video_rows: Tensor, audio_rows: Tensor, inputs: PackedInputs) -> Tensor:
-        """H3Model.embed, then this rank's rows of it [R, D]: embedding all keeps the GEMM's bits."""
+        """H3Model.embed, then its own rows [R, D]: embedding all keeps the bits of the GEMM."""
         whole_SD = H3Model.embed(self._model, video_rows, audio_rows, inputs)
         return whole_SD[self._own(len(whole_SD))].clone()
 

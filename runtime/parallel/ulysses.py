@@ -73,7 +73,7 @@ class Ulysses:
         return found
 
     def _send(self, qkv: list[Tensor], heads: list[slice]) -> Exchange:
-        """Each rank gets these rows of its heads as [R, 3, h, d]: together they are [S, 3, h, d]."""
+        """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d]."""
         num_rows, _, width = qkv[0].shape
         sizes = [num_rows * 3 * _count(part) * width for part in heads]
         buffer = qkv[0].new_empty(sum(sizes))
