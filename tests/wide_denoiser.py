@@ -1,4 +1,4 @@
-"""A small denoiser with as many heads as the real one, and requests for it, on any number of ranks."""
+"""A small denoiser with as many heads as the real one, on any number of ranks; requests for it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from runtime.h3.denoise import Shifts, Side, draw_noise, sample
 from runtime.h3.load import load_denoiser
 from runtime.h3.model import H3Model
 from runtime.h3.packing import TargetShape
+from runtime.meter import StepMeter
 from runtime.parallel.mesh import Mesh
 from tests.denoiser_parts import CPU, conditioning, demo_plan, normal
 
@@ -75,10 +76,10 @@ def checkpoint(stored: str) -> IndexedCheckpoint:
     return checkpoint_of(layout(tensors, metadata), "dit", size="tiny", name=f"wide/{stored}")
 
 
-def model_of(case: Case, mesh: Mesh) -> H3Model:
+def model_of(case: Case, mesh: Mesh, meter: StepMeter | None = None) -> H3Model:
     """This rank's."""
     plan = demo_plan(**case.fields)
-    return load_denoiser(checkpoint(case.stored), plan, CPU, mesh=mesh)[0]
+    return load_denoiser(checkpoint(case.stored), plan, CPU, meter=meter, mesh=mesh)[0]
 
 
 def request(case: Case) -> Conditioning:

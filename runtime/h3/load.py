@@ -18,7 +18,7 @@ from runtime.h3.linears import choose as choose_linears
 from runtime.h3.linears import hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.h3.offload import lender, offloaded_names
-from runtime.h3.parallelize import share_amax, share_rows
+from runtime.h3.parallelize import share_amax, share_rows, share_weights
 from runtime.kernels.attention import AttentionOptions, load_attention
 from runtime.kernels.elementwise import load as load_elementwise
 from runtime.messages import Plan
@@ -70,7 +70,10 @@ def load_denoiser(
     def dtype_of_layer(layer: str) -> torch.dtype:
         return dtype_of(f"{layer}.weight", compute)
 
-    chosen = choose_linears(model, checkpoint.layers, plan, device, dtype_of_layer)
+    cut = mesh.weights.size > 1
+    chosen = choose_linears(model, checkpoint.layers, plan, device, dtype_of_layer, cut=cut)
+    if cut:
+        chosen = share_weights(model, checkpoint.layers, plan, chosen, mesh, meter)
     if plan.memory == "low":
         lifetime.check(model, checkpoint.layers, plan)
         lifetime.lower(model)

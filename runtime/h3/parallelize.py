@@ -7,19 +7,27 @@ runs on every rank. S rows, R own rows, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
+from runtime.h3.linears import Linears, named, narrow_layers
 from runtime.h3.model import Block, H3Model, PackedInputs, RowSpan, StepRows
 from runtime.h3.modulation import Tables
+from runtime.kernels.linear import linear_backend
 from runtime.kernels.linear.packed import AmaxLinear
+from runtime.kernels.unavailable import Unavailable
+from runtime.messages import Plan
 from runtime.meter import COMMUNICATION, StepMeter
 from runtime.parallel.mesh import Exchange, Mesh
-from runtime.parallel.shares import ranges, row_shares
+from runtime.parallel.shares import head_shares, ranges, row_shares, unit_shares
+from runtime.parallel.tensor import PartialSum, inputs_of, outputs_of
 from runtime.parallel.ulysses import RowShares, Ulysses, Wait
+
+FFN_UNITS = (128, 64, 32, 16)  # rows of a tile of packed scales; less for small models
 
 
 class OwnRows:
@@ -94,6 +102,9 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     wait: Wait = Exchange.wait
     if meter is not None:
         wait = meter.wrap(COMMUNICATION, wait)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        head_shares(block.attn.heads, mesh.rows.size)  # a sentence before any row is computed
     shared = RowShares()
     own = OwnRows(model, mesh, shared, wait)
     model.embed = own.embed  # type: ignore[method-assign]
@@ -102,6 +113,66 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     for block in model.blocks:
         assert isinstance(block, Block)
         block.attn.attend = Ulysses(block.attn.attend, mesh.rows, shared, wait)
+
+
+def share_weights(
+    model: H3Model,
+    layers: Mapping[str, LayerQuant],
+    plan: Plan,
+    linears: Linears,
+    mesh: Mesh,
+    meter: StepMeter | None = None,
+) -> Linears:
+    """What builds this rank's part of the blocks' linears; the blocks get its number of heads.
+
+    qkv and fc1 are cut by outputs (heads; gate and up alike), out and fc2 by inputs. layers: the
+    quantised ones of the file. Unavailable for a backend that cannot be cut, ValueError where heads
+    or features do not go around.
+    """
+    names = narrow_layers(model)
+    _check_cut(names, layers, plan)
+    heads = ranges(head_shares(model.cfg.num_heads, mesh.weights.size))[mesh.weights.rank]
+    width = model.cfg.head_dim
+    inner = slice(heads.start * width, heads.stop * width)
+    ffn = ranges(unit_shares(model.cfg.ffn, mesh.weights.size, FFN_UNITS))[mesh.weights.rank]
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.attn.heads = heads.stop - heads.start
+    total = mesh.weights.total
+    if meter is not None:
+        total = meter.wrap(COMMUNICATION, total)
+
+    def build(packed: PackedWeight, replaced: nn.Module) -> nn.Module:
+        if packed.layer not in names:
+            return linears.build(packed, replaced)
+        kind = packed.layer.rpartition(".")[2]
+        if kind == "qkv_proj":
+            parts = _repeated(inner, 3, model.cfg.num_heads * width)
+            return linears.build(outputs_of(packed, parts), replaced)
+        if kind == "fc1":
+            parts = _repeated(ffn, 2, model.cfg.ffn)
+            return linears.build(outputs_of(packed, parts), replaced)
+        own = inputs_of(packed, inner if kind == "out_proj" else ffn)
+        return PartialSum(linears.build(own, replaced), total)
+
+    return Linears(build=build, converted=linears.converted)
+
+
+def _check_cut(names: frozenset[str], layers: Mapping[str, LayerQuant], plan: Plan) -> None:
+    for layer in sorted(names):
+        quant = layers.get(layer, LayerQuant(format=UNQUANTISED))
+        backend = linear_backend(named(plan)[quant.format])
+        if backend.whole_inputs:
+            raise Unavailable(
+                f"layout {plan.layout}",
+                f"{backend.name} of {layer} scales by whole rows and tensor parallel ranks have "
+                f"parts of them; choose a layout without TP, or another backend",
+            )
+
+
+def _repeated(part: slice, times: int, stride: int) -> list[slice]:
+    """The same part of several matrices that lie one after the other."""
+    return [slice(part.start + i * stride, part.stop + i * stride) for i in range(times)]
 
 
 def share_amax(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> None:
