@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
 
@@ -74,6 +73,14 @@ class Pipeline(Protocol):
         """Decodes a latents file to the mp4 `out`."""
 
 
+class Pipe(Protocol):
+    """The end of a multiprocessing pipe to the engine, or what stands for it."""
+
+    def poll(self) -> bool: ...
+    def recv(self) -> Command | None: ...
+    def send(self, said: Event | Beat | Idle, /) -> None: ...
+
+
 class Worker:
     """One rank. Rank 0 sends every event; another rank only ever sends its own Failure.
 
@@ -81,7 +88,7 @@ class Worker:
     """
 
     def __init__(
-        self, plan: Plan, families: Mapping[str, str], meeting: Meeting, pipe: Connection
+        self, plan: Plan, families: Mapping[str, str], meeting: Meeting, pipe: Pipe
     ) -> None:
         self._plan = plan
         self._families = families

@@ -34,13 +34,14 @@ def read_plan(name: str) -> Plan:
 
 def _models(path: Path, table: dict[str, Any]) -> ModelFiles:
     """The four files, relative to the plan; an unnamed one is an empty path."""
-    names = ("dit", "text_encoder", "video_vae", "audio_vae")
+    names = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer")
     named = {name: path.parent / Path(table[name]).expanduser() for name in names if name in table}
     files = ModelFiles(
         dit=named.get("dit", Path()),
         text_encoder=named.get("text_encoder", Path()),
         video_vae=named.get("video_vae", Path()),
         audio_vae=named.get("audio_vae", Path()),
+        tokenizer=named.get("tokenizer"),
     )
     if "deepstack_layers" not in table:
         return files
