@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from typing import Any
 
 from app.children import ROOT
@@ -46,7 +47,8 @@ class Child:
     def close(self) -> None:
         """Ends it and gives its memory back; may be called again."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # it has died with a question unread
+                self._process.stdin.close()
         try:
             self._process.wait(_ENDING_SECONDS)
         except subprocess.TimeoutExpired:

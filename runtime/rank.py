@@ -99,12 +99,12 @@ def read_request(path: Path) -> Ref2VARequest:
 
 
 def _reference(folder: Path, table: dict[str, Any]) -> Reference:
-    paths = {
+    paths: dict[str, Any] = {
         name: folder / Path(table[name]).expanduser()
         for name in ("path", "soundtrack")
         if name in table
     }
-    return Reference(**(table | paths))
+    return Reference(**{**table, **paths})
 
 
 def _meeting(plan: Plan) -> Meeting:
