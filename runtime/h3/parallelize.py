@@ -108,8 +108,8 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     shared = RowShares()
     own = OwnRows(model, mesh, shared, wait)
     model.embed = own.embed  # type: ignore[method-assign]
-    model.run_blocks = own.run_blocks  # type: ignore[method-assign]
-    model.finish = own.finish  # type: ignore[method-assign]
+    model.run_blocks = own.run_blocks  # type: ignore[assignment,method-assign]
+    model.finish = own.finish  # type: ignore[assignment,method-assign]
     for block in model.blocks:
         assert isinstance(block, Block)
         block.attn.attend = Ulysses(block.attn.attend, mesh.rows, shared, wait)
