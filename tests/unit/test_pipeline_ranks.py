@@ -29,7 +29,7 @@ def engine(layout: str) -> Engine:
 def made(engine: Engine, out: Path, **fields: object) -> dict[str, Tensor]:
     """Every tensor that a request writes, frames too."""
     out.mkdir()
-    *events, last = engine.generate(request(**fields), out=out, media=False, preview=False)
+    *_, last = engine.generate(request(**fields), out=out, media=False, preview=False)
     assert isinstance(last, Result), last
     found = {f"latent {k}": v for k, v in load_file(str(out / "latents.safetensors")).items()}
     found |= load_file(str(out / "audio.safetensors"))
