@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -62,19 +61,19 @@ class Group:
         return self.exchange(own_N.repeat(self.size), [own_N.numel()] * self.size, of)
 
     def maximum(self, x: Tensor) -> Tensor:
-        """The largest of every member's value, element by element; a new tensor."""
+        """The largest of every member's value, element by element; x is written over."""
         return self._reduced(x, dist.ReduceOp.MAX)
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over the members, element by element; a new tensor."""
+        """The sum over the members, element by element; x is written over."""
         return self._reduced(x, dist.ReduceOp.SUM)
 
     def _reduced(self, x: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
         if self.members is None:
             return x
-        reduced = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(reduced, how, group=self.members)
-        return reduced
+        x = x.contiguous()
+        dist.all_reduce(x, how, group=self.members)
+        return x
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,8 @@ def test_too_few_heads_or_units_are_refused_in_a_sentence() -> None:
 def grouped(mesh: Mesh) -> list[float]:
     """What the groups of this rank sum up to, each rank giving its number."""
     mine = torch.tensor([float(mesh.everyone.rank)])
-    return [float(group.total(mine)) for group in (mesh.rows, mesh.weights, mesh.everyone)]
+    groups = (mesh.rows, mesh.weights, mesh.everyone)
+    return [float(group.total(mine.clone())) for group in groups]
 
 
 def test_neighbours_share_weights_and_the_others_share_rows() -> None:
