@@ -47,7 +47,8 @@ class Child:
     def close(self) -> None:
         """Ends it and gives its memory back; may be called again."""
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it has died with a question unread
+            # What a dead child did not take is still in the buffer, and is written once more.
+            with suppress(BrokenPipeError):
                 self._process.stdin.close()
         try:
             self._process.wait(_ENDING_SECONDS)

@@ -123,9 +123,9 @@ class Goldens:
         rebuilt = checkout or not (folder / CHECKPOINTS).is_dir()
         beside = self.folder / CHECKPOINTS if rebuilt else folder / CHECKPOINTS
         there = {
-            path.stem
+            path.name.removesuffix(".xz").removesuffix(".safetensors")  # a delta is compressed
             for place in (_REBUILT_FROM if rebuilt else (beside,))
-            for path in place.glob("*.safetensors")
+            for path in place.glob("*.safetensors*")
         }
         for path in sorted(folder.glob("*.safetensors")):
             fields = self._fields(path)

@@ -67,4 +67,4 @@ _TEMPLATE = (
 
 def build(console: Console, chip: gr.HTML) -> None:
     """One part, which talks to /api/v1/backends, /plans, /preflight and /jobs."""
-    widgets.part("layout", _TEMPLATE, scripts=("backends", "editor", "pair"))
+    widgets.part("layout", _TEMPLATE, scripts=("backends", "fields", "editor", "pair"))

@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     request = _request(args)
     setups = _setups(args, request)
+    records = _records(args)
     with ExitStack() as stack:
         watch = stack.enter_context(watching(setups[0][1]["plan"]["device"]))
         children = []
@@ -99,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
             return FAILED
     result = _result(args, request, setups, measured, order)
     print("\n".join(lines(result["subjects"], result.get("ratio"))))
-    files = [RECORDS] if args.record else []
-    for path in [*files, *([presets.user_path(args.record_to)] if args.record_to else [])]:
+    for path in records:
         append(path, result)
     print(json.dumps(result))
     return 0
@@ -119,6 +119,22 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--text-rows must be 1 or more, got {args.text_rows}")
     if not args.request and not args.text_rows:
         raise ValueError("nothing says what to run; give --request, or --text-rows such as 300")
+
+
+def _records(args: argparse.Namespace) -> list[Path]:
+    """The files that get the result; ValueError now, not after minutes, if one cannot be written.
+
+    One that is not there yet is made, empty.
+    """
+    paths = [RECORDS] if args.record else []
+    paths += [presets.user_path(args.record_to)] if args.record_to else []
+    for path in paths:
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise ValueError(f"the result cannot be added to {path}: {why}") from error
+    return paths
 
 
 def _request(args: argparse.Namespace) -> Ref2VARequest:

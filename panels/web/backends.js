@@ -24,8 +24,15 @@ function backendsView(root, fail) {
   }
 
   function layouts(found) {
-    q('.ly-layouts').replaceChildren(...found.layouts.map((one) => {
-      const row = h3.make('li', 'ly-layout', '', h3.make('span', 'ly-layout-name', one.name));
+    const alike = []; // one row for layouts that the same reason forbids
+    for (const one of found.layouts) {
+      const last = alike[alike.length - 1];
+      if (last && one.reason && last.reason === one.reason) last.names.push(one.name);
+      else alike.push({ ...one, names: [one.name] });
+    }
+    q('.ly-layouts').replaceChildren(...alike.map((one) => {
+      const name = one.names.map((words, i) => (i + 1 < one.names.length ? words.split(' ')[0] : words)).join(', ');
+      const row = h3.make('li', 'ly-layout', '', h3.make('span', 'ly-layout-name', name));
       row.append(mark(one.available, one.available ? 'available' : 'not here'));
       if (one.reason) row.append(h3.make('span', 'ly-reason', one.reason));
       return row;
@@ -62,6 +69,11 @@ function backendsView(root, fail) {
       lossy.title = one.known.lossy;
       head.append(lossy);
     }
+    if (one.known && one.known.h200.includes('unvalidated')) {
+      const pill = h3.make('span', 'pill ly-unvalidated', 'unvalidated on a GPU');
+      pill.title = 'No golden, gate or full-size run of it on a GPU is recorded';
+      head.append(pill);
+    }
     const node = h3.make('article', 'ly-backend', '', head);
     node.dataset.name = one.name;
     if (one.known) node.append(h3.make('p', 'ly-words', one.known.help + (one.known.lossy ? ` Lossy: ${one.known.lossy}.` : '')));
@@ -70,15 +82,20 @@ function backendsView(root, fail) {
     pair(list, 'Needs', one.requirement);
     pair(list, 'Package', one.version ? `${one.package} ${one.version}` : `${one.package}, not installed`);
     if (one.known) {
-      pair(list, 'Validated', `CPU goldens: ${word(one.known.cpu)}; one H200: ${word(one.known.h200)}`);
+      const where = h3.make('dl', 'ly-facts');
+      pair(where, 'CPU goldens', word(one.known.cpu));
+      pair(where, 'One H200', word(one.known.h200));
+      node.append(where);
     }
-    node.append(list);
     if (one.here) {
-      const row = h3.make('div', 'ly-here', '', h3.make('span', 'ly-where', 'On this machine'), here(one.here));
+      const row = h3.make('div', 'ly-here');
+      if (!one.here.text.includes('this machine')) row.append(h3.make('span', 'ly-where', 'On this machine'));
+      row.append(here(one.here));
       if (one.here.last) row.append(h3.make('span', 'ly-reason', 'last ' + h3.when(one.here.last)));
       node.append(row);
       if (one.here.gate) node.append(gate(one.here));
     }
+    node.append(h3.make('details', 'more ly-needed', '', h3.make('summary', '', 'What it needs'), list));
     return node;
   }
 
@@ -87,6 +104,18 @@ function backendsView(root, fail) {
     const said = h3.make('span', 'pill', state.gate);
     said.dataset.verdict = { passed: 'fits', failed: 'no' }[state.gate_status] || '';
     return h3.make('div', 'ly-here ly-gate', '', h3.make('span', 'ly-where', 'Gate'), said);
+  }
+
+  // In a narrow window the plan comes below the cards, so there they are folded.
+  const wide = window.innerWidth > 1040, opened = new Set(wide ? Object.keys(SECTIONS) : []);
+
+  function section(key, title, list) {
+    const able = list.filter((one) => one.devices.some((d) => d.available)).length;
+    const node = h3.make('details', 'more ly-section', '', h3.make('summary', '', '', h3.make('span', 'ly-title', title),
+      h3.make('span', 'ly-when', `${able} of ${list.length} can run here`)), h3.make('div', 'ly-grid', '', ...list.map(card)));
+    node.open = opened.has(key);
+    node.addEventListener('toggle', () => (node.open ? opened.add(key) : opened.delete(key)));
+    return node;
   }
 
   const word = (text) => (text === '-' || !text ? 'none' : text);
@@ -104,8 +133,7 @@ function backendsView(root, fail) {
     const problems = found.problems || [];
     q('.ly-problems').hidden = !problems.length;
     q('.ly-problems').replaceChildren(...problems.map((text) => h3.make('li', '', text)));
-    q('.ly-sections').replaceChildren(...Object.entries(SECTIONS).filter(([key]) => found[key].length).map(([key, title]) => (
-      h3.make('div', 'ly-section', '', h3.make('h3', 'ly-title', title), h3.make('div', 'ly-grid', '', ...found[key].map(card))))));
+    q('.ly-sections').replaceChildren(...Object.entries(SECTIONS).filter(([key]) => found[key].length).map(([key, title]) => section(key, title, found[key])));
   }
 
   q('.ly-again').addEventListener('click', async () => {

@@ -1,9 +1,10 @@
-// The plan editor of Backends: fields with their help, what differs from the plan begun with, save.
+// The plan editor of Backends: fields, model files, what differs from the plan begun with, check, save.
 function editorView(root) {
   const q = (s) => root.querySelector(s);
   const FILES = { dit: 'Denoiser', text_encoder: 'Text encoder', video_vae: 'Video VAE', audio_vae: 'Audio VAE', tokenizer: 'Tokenizer folder (built in if empty)' };
   const NAME = /^[a-z0-9][a-z0-9_-]{0,59}$/; // as app/plans.py has it: a path with .. in it never gets there
   const known = h3.state('layout') || {};
+  const fields = planFields(q('.ly-fields'), () => { q('.ly-verdict').hidden = true; draw(); });
   let found = null, plans = [], base = null, values = null;
 
   const admin = () => !!(h3.session && h3.session.admin);
@@ -25,91 +26,12 @@ function editorView(root) {
   }
 
   const file = (path) => (path ? path.split('/').pop() : 'built in');
-  const shown = (value) => (value === true ? 'on' : value === false ? 'off' : String(value));
 
   function listed(list, changes, none) {
     list.replaceChildren(...changes.map(([title, from, to]) => h3.make('li', '', '',
-      h3.make('span', 'ly-change-name', title), h3.make('span', 'ly-from', shown(from)), h3.make('span', 'ly-arrow', '→'), h3.make('span', 'ly-to', shown(to)))));
+      h3.make('span', 'ly-change-name', title), h3.make('span', 'ly-values', '',
+        h3.make('span', 'ly-from', fields.shown(from)), h3.make('span', 'ly-to', '→ ' + fields.shown(to))))));
     if (!changes.length) list.append(h3.make('li', 'ly-none', none));
-  }
-
-  // Allowed values of a field: its own, or the backends of that field; with why one cannot run.
-  function choices(field) {
-    if (!field.section) return field.values.map((name) => ({ name, reason: '' }));
-    const own = found[field.section].filter((one) => [one.field, ...(one.also || [])].includes(field.backends));
-    const place = values.device === 'cuda' ? 'cuda:0' : 'cpu';
-    const list = own.map((one) => {
-      const there = one.devices.find((d) => d.device === place);
-      return { name: one.name, reason: there ? there.reason : '', lossy: one.known && one.known.lossy };
-    });
-    if (!list.some((one) => one.name === values[field.name])) list.push({ name: values[field.name], reason: '' });
-    return list;
-  }
-
-  function control(field) {
-    if (field.kind === 'switch') {
-      const box = h3.make('input');
-      box.type = 'checkbox';
-      box.checked = values[field.name];
-      box.addEventListener('change', () => set(field.name, box.checked));
-      return box;
-    }
-    if (field.kind === 'number') {
-      const input = h3.make('input');
-      input.type = 'number';
-      input.min = '0';
-      input.step = 'any';
-      input.value = values[field.name];
-      input.addEventListener('change', () => set(field.name, Number(input.value) || 0));
-      return input;
-    }
-    if (field.kind === 'whole number') {
-      const input = h3.make('input');
-      input.type = 'number';
-      input.min = '0';
-      input.max = '4096';
-      input.value = values[field.name];
-      input.addEventListener('change', () => set(field.name, Math.round(Number(input.value)) || 0));
-      return input;
-    }
-    const select = h3.make('select');
-    for (const one of choices(field)) {
-      const words = [one.name, one.lossy ? 'lossy' : '', one.reason ? 'not here' : ''].filter(Boolean);
-      select.append(new Option(words.join(' · '), one.name));
-    }
-    select.value = values[field.name];
-    select.addEventListener('change', () => set(field.name, select.value));
-    return select;
-  }
-
-  function help(field) {
-    if (field.name === 'device' && values.device === 'cuda' && found.machine && !found.devices.some((d) => d.device === 'cuda:0')) {
-      return `Not here: ${found.machine.no_cuda}.`;
-    }
-    const chosen = field.section && choices(field).find((one) => one.name === values[field.name]);
-    return chosen && chosen.reason ? `Not here: ${chosen.reason}.` : field.help;
-  }
-
-  function set(name, value) {
-    values[name] = value;
-    q('.ly-verdict').hidden = true;
-    draw();
-  }
-
-  function fields() {
-    const active = document.activeElement && document.activeElement.dataset.plan;
-    q('.ly-fields').replaceChildren(...found.fields.map((field) => {
-      const node = h3.make('label', field.kind === 'switch' ? 'check ly-switch' : 'f');
-      const input = control(field);
-      input.dataset.plan = field.name;
-      if (field.kind === 'switch') node.append(input, h3.make('span', '', field.title));
-      else node.append(h3.make('span', '', field.title), input);
-      const words = help(field);
-      node.append(h3.make('small', 'ly-help' + (words === field.help ? '' : ' bad'), words));
-      if (base && values[field.name] !== base[field.name]) node.classList.add('changed');
-      return node;
-    }));
-    if (active) { const again = q(`[data-plan='${active}']`); if (again) again.focus(); }
   }
 
   function paths() {
@@ -125,7 +47,7 @@ function editorView(root) {
 
   function draw() {
     if (!values || !found) return;
-    fields();
+    fields.draw(found, base, values);
     paths();
     const changes = differences(base, values);
     listed(q('.ly-differs .ly-changes'), changes, 'nothing yet');
@@ -151,8 +73,9 @@ function editorView(root) {
 
   // The plan as PUT /plans takes it.
   function body() {
-    const { name, ...fields } = values;
-    return fields;
+    if (fields.refused()) throw new Error(fields.refused());
+    const { name, ...rest } = values;
+    return rest;
   }
 
   async function save() {
@@ -164,10 +87,10 @@ function editorView(root) {
   }
 
   async function check() {
-    const verdict = q('.ly-verdict');
+    const verdict = q('.ly-verdict'), plan = body();
     verdict.hidden = false;
     verdict.replaceChildren(h3.make('span', 'ly-words', 'Checking with the request of the Generate form …'));
-    const e = await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan: body() } });
+    const e = await h3.api('/preflight', { method: 'POST', body: { request: h3.form(), plan } });
     const rows = [['VRAM', e.vram], ['RAM', e.ram], ['disk', e.disk]].map(([name, need]) => {
       const pill = h3.make('span', 'pill', need.verdict);
       pill.dataset.verdict = need.verdict;

@@ -197,9 +197,18 @@ def _video_vae(setup: Setup, device: torch.device) -> Any:
         raise ValueError("diffusers' video VAE is measured at full size only; give --no-decode")
     with device:
         vae = importlib.import_module("diffusers").AutoencoderKLMiniMaxH3()
+    return as_loaded(vae, _DTYPES[setup.plan.video_vae_dtype])
+
+
+def as_loaded(vae: Any, dtype: torch.dtype) -> Any:
+    """Its dtypes after from_pretrained(torch_dtype=dtype): some modules stay in fp32.
+
+    They are named by whole parts of a path: "quant_conv" keeps no "post_quant_conv".
+    """
+    kept = set(vae._keep_in_fp32_modules)
     for name, parameter in vae.named_parameters():
-        if not any(part in name for part in vae._keep_in_fp32_modules):  # as it loads a file
-            parameter.data = parameter.data.to(_DTYPES[setup.plan.video_vae_dtype])
+        if kept.isdisjoint(name.split(".")):
+            parameter.data = parameter.data.to(dtype)
     return vae.eval().requires_grad_(False)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from runtime.checkpoints.base import UNQUANTISED, LayerQuant
@@ -63,11 +62,20 @@ def forward(
 ) -> Tensor:
     """Block.forward with other lifetimes; x_SD is written over."""
     shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = tables
-    modulated, gated_add = block.ops.norm_modulate, block.ops.gated_add
-    y = [modulated(block.norm1, x_SD, shift_msa, scale_msa, spans)]
-    x_SD = gated_add(x_SD, _attention(block.attn, y, rope), gate_msa, spans)
-    y = [modulated(block.norm2, x_SD, shift_mlp, scale_mlp, spans)]
-    return gated_add(x_SD, _mlp(block.mlp, y), gate_mlp, spans)
+    ops = block.ops
+    y = [ops.norm_modulate(block.norm1, x_SD, shift_msa, scale_msa, spans)]
+    y = [
+        ops.gated_add_norm(
+            x_SD,
+            _attention(block.attn, y, rope),
+            gate_msa,
+            block.norm2,
+            shift_mlp,
+            scale_mlp,
+            spans,
+        )
+    ]
+    return ops.gated_add(x_SD, _mlp(block.mlp, y), gate_mlp, spans)
 
 
 def _attention(attn: Attention, hidden: Owned, rope: Tensor) -> Tensor:
@@ -88,7 +96,6 @@ def _attended(attn: Attention, qkv: Tensor, rope: Tensor) -> Tensor:
 
 
 def _attend_heads(attn: Attention, q_SHd: Tensor, k_SHd: Tensor, v_SHd: Tensor) -> None:
-    v_SHd = v_SHd.clone(memory_format=torch.contiguous_format)  # as Attention copies it (R01)
     out = attn.attend(*(t[None].transpose(1, 2) for t in (q_SHd, k_SHd, v_SHd)))
     q_SHd.copy_(out[0].unflatten(-1, q_SHd.shape[1:]))
 

@@ -16,6 +16,7 @@ from runtime.kernels.elementwise.fp8_rows import FP8Rows
 from runtime.kernels.elementwise.triton import Triton
 from runtime.kernels.linear import linear_backend, linear_builder
 from runtime.kernels.linear.fp8_dynamic import FP8DynamicLinear
+from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 
 # Of the blocks, and nothing else: fp32 islands, AdaLN, text projection, refiner and heads are never
@@ -47,6 +48,7 @@ def choose(
     run a layer's format or does not run on the device.
     """
     narrow = narrow_layers(model)
+    _check_fp4(layers, narrow, plan, device)
     converted = narrow - layers.keys() if cut or plan.dense != "dense" else frozenset()
     build = linear_builder(
         named(plan),
@@ -56,6 +58,21 @@ def choose(
         cached=dtype_of if plan.weights == "cached" else None,
     )
     return Linears(build=build, converted=converted)
+
+
+def _check_fp4(
+    layers: Mapping[str, LayerQuant], narrow: frozenset[str], plan: Plan, device: torch.device
+) -> None:
+    """FP4 tensor cores give half types only, which a first step would find out after minutes."""
+    if device.type != "cuda" or plan.nvfp4 != "nvfp4_native" or plan.dtype != "fp32":
+        return
+    for layer in sorted(narrow & layers.keys()):
+        if layers[layer].format == "nvfp4" and not layers[layer].full_precision:
+            raise Unavailable(
+                "nvfp4_native",
+                f"layer {layer} is nvfp4, whose matmul on a GPU gives no fp32, and the plan's "
+                f"dtype is fp32; set dtype to bf16, or nvfp4 to nvfp4_dequant",
+            )
 
 
 def named(plan: Plan) -> Mapping[str, str]:

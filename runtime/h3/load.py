@@ -19,7 +19,8 @@ from runtime.h3.linears import hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.h3.offload import lender, offloaded_names
 from runtime.h3.parallelize import share_amax, share_rows, share_weights
-from runtime.kernels.attention import AttentionOptions, load_attention
+from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
+from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise import load as load_elementwise
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
@@ -52,9 +53,10 @@ def load_denoiser(
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()
     compute = DTYPES[plan.dtype]
     options = attention_options(plan)
-    attend = load_attention(plan.attention, device, compute, options)
+    attend = load_attention(plan.attention, device, compute, options, head_dim=cfg.head_dim)
     if meter is not None:
         attend = meter.wrap(ATTENTION, attend)
+    attend = with_own_v(attend, strided_v=attention_backend(plan.attention).strided_v)
     ops = load_elementwise(plan.elementwise, device)
     with torch.device("meta"):
         model = H3Model(cfg, attend, ops)

@@ -81,8 +81,6 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         else:
             self.ops.rms_rope(q, k, rope, self.q_norm.weight, self.k_norm.weight, NORM_EPS)
-        # A strided V overflows the kernels' int32 index past 99,864 rows (R01): copy it out.
-        v = v.clone()
         out = self.attend(*(t[None].transpose(1, 2) for t in (q, k, v)))
         return self.out_proj(out[0])
 
@@ -132,11 +130,12 @@ class Block(nn.Module):
         self, x_SD: Tensor, tables: Sequence[Tensor], spans: Sequence[RowSpan], rope: Tensor
     ) -> Tensor:
         shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = tables
-        modulated, gated_add = self.ops.norm_modulate, self.ops.gated_add
-        y = modulated(self.norm1, x_SD, shift_msa, scale_msa, spans)
-        x_SD = gated_add(x_SD, self.attn(y, rope), gate_msa, spans)
-        y = modulated(self.norm2, x_SD, shift_mlp, scale_mlp, spans)
-        return gated_add(x_SD, self.mlp(y), gate_mlp, spans)
+        ops = self.ops
+        y = ops.norm_modulate(self.norm1, x_SD, shift_msa, scale_msa, spans)
+        y = ops.gated_add_norm(
+            x_SD, self.attn(y, rope), gate_msa, self.norm2, shift_mlp, scale_mlp, spans
+        )
+        return ops.gated_add(x_SD, self.mlp(y), gate_mlp, spans)
 
 
 class RefinerBlock(nn.Module):

@@ -49,8 +49,8 @@ from runtime.h3.text import TextEncoder
 from runtime.h3.text_streamed import encoder_of
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_ranks import Conductor
-from runtime.h3.video_vae import load_video_vae
-from runtime.kernels.attention import attention_backend, load_attention
+from runtime.h3.video_vae import load_vae_attention, load_video_vae
+from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import elementwise_backend
 from runtime.layouts import Layout
 from runtime.machine import driver
@@ -128,7 +128,7 @@ class Pipeline:
         video = opened(files.video_vae, "video_vae")
         audio = opened(files.audio_vae, "audio_vae")
         options, vae_dtype = attention_options(plan), DTYPES[plan.video_vae_dtype]
-        attend = load_attention(plan.vae_attention, self.device, vae_dtype, options)
+        attend = load_vae_attention(plan.vae_attention, self.device, vae_dtype, options)
         self.tokenizer = Tokenizer(files.tokenizer)
         self.mode = mode_of(dit.header)
         self.dit_layers = dit.layers

@@ -23,7 +23,7 @@ from runtime.h3.video_decode import (
     in_flight,
     to_bytes,
 )
-from runtime.h3.video_decoder import VideoDecoder, joined
+from runtime.h3.video_decoder import HEAD_WIDTH, VideoDecoder, joined
 from runtime.h3.video_encoder import SPACE_STRIDES, VideoEncoder
 from runtime.h3.video_ranks import Conductor
 from runtime.h3.video_tiles import (
@@ -38,9 +38,10 @@ from runtime.h3.video_tiles import (
     tapped,
     whole,
 )
-from runtime.kernels.attention import Attend
+from runtime.kernels.attention import Attend, AttentionOptions, attention_backend, load_attention
 from runtime.kernels.elementwise import VaeElementwise, load_vae
 from runtime.kernels.linear import linear_builder
+from runtime.kernels.unavailable import Unavailable
 from runtime.nonfinite import require_finite
 from runtime.team import Team
 
@@ -337,6 +338,19 @@ def _cropped(frames: Tensor) -> Tensor:
         raise ValueError(f"frames must be at least 16x16 pixels, got {width}x{height}")
     top, left = (height - new_height) // 2, (width - new_width) // 2
     return frames[:, top : top + new_height, left : left + new_width]
+
+
+def load_vae_attention(
+    name: str, device: torch.device, dtype: torch.dtype, options: AttentionOptions
+) -> Attend:
+    """The named attention for the decoder's heads; Unavailable, before anything is decoded."""
+    if (multiple := attention_backend(name).rows_multiple) > 1:
+        raise Unavailable(
+            name,
+            f"it takes multiples of {multiple} rows, and the video VAE's tiles have any number; "
+            f"choose vae_attention sdpa",
+        )
+    return load_attention(name, device, dtype, options, head_dim=HEAD_WIDTH)
 
 
 def load_video_vae(

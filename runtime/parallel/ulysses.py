@@ -18,7 +18,6 @@ from runtime.parallel.mesh import Exchange, Group
 from runtime.parallel.shares import head_shares, ranges, shares
 
 CHUNKS = 2  # of each rank's heads: one is on its way while attention runs on the other
-_INT32 = 2**31
 
 Wait = Callable[[Exchange], Tensor]
 
@@ -89,8 +88,6 @@ class Ulysses:
         own = _count(heads[self._group.rank])
         qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
         q, k, v = qkv_S3hd.unbind(1)
-        if len(v) * v.stride(0) >= _INT32:  # a strided V overflows the kernels' index (R01)
-            v = v.contiguous()
         out_BSD = self._attend(*(x[None].transpose(1, 2) for x in (q, k, v)))
         counts = self._rows.counts
         mine = counts[self._group.rank]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -139,6 +140,9 @@ def _check(args: argparse.Namespace) -> None:
             "--request and --random need --text-rows N: a gate takes random words, not a text "
             "encoder (300 words give the reference shape its 20,094 rows)"
         )
+    place = next(p for p in (args.runs.absolute(), *args.runs.absolute().parents) if p.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise ValueError(f"--runs {args.runs}: {place} is no folder that can be written to")
     for name in ("steps", "blocks"):
         if getattr(args, name) < 0:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be 1 or more")

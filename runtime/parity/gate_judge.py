@@ -165,7 +165,7 @@ def _limits(
         if one.name not in measured:
             measured[one.name] = _yardstick(p, q, case, reference, one, said, references)
         distance = measured[one.name]
-        guided = 1.0 if case.negative is None else guidance()
+        guided = _guided(case)
         if distance is None:
             said[f"{one.name}: fixed {one.fixed(dtype):.2g}"] = None
         for stream in STREAMS:
@@ -191,18 +191,33 @@ def _yardstick(
     said: dict[str, None],
     references: References,
 ) -> dict[str, float] | None:
-    """The worst step of the class's yardstick, by stream; None where there is none."""
+    """The worst step of the class's yardstick, by stream; None where there is none.
+
+    One that is itself beyond the class's fixed limit is broken, here or in Q: a limit made of it
+    would let anything pass.
+    """
+    most = one.fixed("fp32" if q.dtype == "fp32" else "bf16") * _guided(case)
     for other in _candidates(p, q, one):
         try:
             forced = references.yardstick(q, other, case, reference)
         except Unavailable:
             continue
-        said[f"{one.name}: {one.factor:g} x {other} against {q.attention}, this run"] = None
         pairs = list(zip(forced.steps, reference.steps, strict=True))
-        return {
+        found = {
             s: max(_pair(a.velocity, b.velocity)[s].relative_l2 for a, b in pairs) for s in STREAMS
         }
+        against = f"{other} against {q.attention}, this run"
+        if not all(distance <= most for distance in found.values()):
+            said[f"{one.name}: no yardstick is {against}: {max(found.values()):.2g} off"] = None
+            continue
+        said[f"{one.name}: {one.factor:g} x {against}"] = None
+        return found
     return None
+
+
+def _guided(case: Case) -> float:
+    """What a fixed limit is multiplied by on this case."""
+    return 1.0 if case.negative is None else guidance()
 
 
 def _candidates(p: Plan, q: Plan, one: GateClass) -> list[str]:

@@ -1,7 +1,8 @@
 """Rebuilds the goldens' tiny checkpoints, byte for byte, from presets/demo and small deltas.
 
 Most tensors of the nine files are those of the demo model, unchanged or quantised. A delta holds
-the rest, and in its metadata the original header and the SHA-256 that the rebuilt file must have.
+the rest, and in its metadata the original header and the SHA-256 that the rebuilt file must have;
+it is a safetensors file, compressed with xz.
 `python -m runtime.parity.tiny_checkpoints FOLDER` fills a folder for `launch.py parity`.
 """
 
@@ -10,17 +11,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import lzma
 import os
 import struct
 import sys
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import comfy_kitchen as ck
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from runtime.kernels.linear.int8_convrot import rotate
@@ -43,6 +46,13 @@ BASES = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Delta:
+    kept: dict[str, Tensor]
+    header: dict[str, Any]  # of the original
+    sha256: str  # of the original file
+
+
 def build_checkpoints(folder: Path) -> Path:
     """Fill `folder` with links to the demo files and the rebuilt ones; right ones stay."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,8 +63,8 @@ def build_checkpoints(folder: Path) -> Path:
             link.symlink_to(os.path.relpath(DEMO / link.name, folder))
     for name, base in BASES.items():
         path = folder / f"{name}.safetensors"
-        delta = safe_open(str(DELTAS / path.name), framework="pt")
-        if not path.exists() or _digest(path.read_bytes()) != delta.metadata()["sha256"]:
+        delta = _read_delta(DELTAS / f"{path.name}.xz")
+        if not path.exists() or _digest(path.read_bytes()) != delta.sha256:
             _rebuild(path, folder / f"{base}.safetensors", delta)
     return folder
 
@@ -71,14 +81,19 @@ def write_delta(original: Path, base: Path, delta: Path) -> None:
             kept[name] = wanted.get_tensor(name)
     packed = base64.b64encode(zlib.compress(_json(header), 9)).decode()
     metadata = {"header": packed, "sha256": _digest(original.read_bytes())}
-    save_file(kept, str(delta), metadata)
+    write_bytes_atomic(delta, lzma.compress(save(kept, metadata), preset=9 | lzma.PRESET_EXTREME))
 
 
-def _rebuild(path: Path, base: Path, delta: Any) -> None:
-    header: dict[str, Any] = json.loads(
-        zlib.decompress(base64.b64decode(delta.metadata()["header"]))
-    )
-    kept = {n: delta.get_tensor(n) for n in delta.keys()}  # noqa: SIM118
+def _read_delta(path: Path) -> _Delta:
+    file = lzma.decompress(path.read_bytes())
+    (length,) = struct.unpack_from("<Q", file)
+    metadata = json.loads(file[8 : 8 + length])["__metadata__"]
+    header = json.loads(zlib.decompress(base64.b64decode(metadata["header"])))
+    return _Delta(kept=load(file), header=header, sha256=metadata["sha256"])
+
+
+def _rebuild(path: Path, base: Path, delta: _Delta) -> None:
+    header, kept = delta.header, delta.kept
     have = safe_open(str(base), framework="pt")
     text = _json(header)
     text += b" " * (-len(text) % 8)
@@ -88,7 +103,7 @@ def _rebuild(path: Path, base: Path, delta: Any) -> None:
         tensor = kept[name] if name in kept else _derived(name, header, kept, have)
         parts.append(_bytes(tensor))
     file = b"".join(parts)
-    if _digest(file) != delta.metadata()["sha256"]:
+    if _digest(file) != delta.sha256:
         raise AssertionError(f"{path.name} was not rebuilt byte for byte on this machine")
     write_bytes_atomic(path, file)
 

@@ -48,9 +48,11 @@ def steps(ops: Elementwise, x_SD: Tensor, o_SD: Tensor, qkv_SD: Tensor) -> list[
     tables = o_SD[:2]
     y_SD = ops.norm_modulate(norm, x_SD, tables, tables, SPANS)
     total_SD = ops.gated_add(x_SD.clone(), o_SD, tables, SPANS)
+    both_SD = x_SD.clone()
+    normed_SD = ops.gated_add_norm(both_SD, o_SD, tables, norm, tables, tables, SPANS)
     heads = qkv_SD.clone().unflatten(1, (3, HEADS, WIDTH))
     q, k, _ = heads.unbind(1)  # views of one buffer, as the model has them
     angles = o_SD[:, :PAIRS].float()
     weight = x_SD[0, :WIDTH]
     ops.rms_rope(q, k, rope_table(angles, x_SD.dtype), weight, weight, EPS)
-    return [y_SD, total_SD, ops.swiglu(o_SD), q, k]
+    return [y_SD, total_SD, both_SD, normed_SD, ops.swiglu(o_SD), q, k]

@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.goldens} is no folder of goldens; give --goldens or --no-goldens")
     device = torch.device(kind)
     name = torch.cuda.get_device_name(device) if kind == "cuda" else "cpu"
+    path = args.out or FOLDER / f"{_slug(name)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)  # refused now, not after minutes
     seen: list[Finding] = []
     for finding in findings(device):
         seen.append(finding)
         print(_line(finding), flush=True)
     goldens = None if args.no_goldens else _goldens(args.goldens, kind)
     told = result(name, device, seen, goldens)
-    path = args.out or FOLDER / f"{_slug(name)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(path, told)
     print(json.dumps({"file": str(path), **told}))
     return 0 if told["ok"] else FAILED

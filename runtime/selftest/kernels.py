@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runtime.checkpoints.base import PackedWeight
 from runtime.kernels import attention, elementwise, linear
 from runtime.kernels.attention import AttentionBackend, AttentionOptions, PackedRows
 from runtime.kernels.elementwise.eager import Eager
@@ -132,12 +133,17 @@ def _linear(name: str, stored: str, device: torch.device) -> Trial:
     module = backend.build(packed_layer(stored, device))
     there = x.to(device)
     got = module(there).float().cpu()
-    reference = None
-    if device != CPU and not backend.reason(CPU):
-        reference = relative_l2(got, backend.build(packed)(x).float())
+    own = reference(backend, packed, x)
     return Trial(
         route=backend.route(device),
         exact_deviation=relative_l2(got, x.float() @ dequantise(packed, torch.float32).t()),
-        reference_deviation=reference,
+        reference_deviation=None if device == CPU or own is None else relative_l2(got, own.float()),
         milliseconds=median_milliseconds(device, lambda: module(there)),
     )
+
+
+def reference(backend: linear.LinearBackend, packed: PackedWeight, x: Tensor) -> Tensor | None:
+    """The backend's own arithmetic on the CPU; None where it has none there."""
+    if backend.reference is not None:
+        return backend.reference(packed, x)
+    return None if backend.reason(CPU) else backend.build(packed)(x)

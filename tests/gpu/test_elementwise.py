@@ -60,6 +60,35 @@ def test_gated_sum_in_place_and_swiglu_are_bit_equal() -> None:
     assert moved(load("triton", CUDA).swiglu(wide), load("eager", CUDA).swiglu(wide)) <= 1e-6
 
 
+@pytest.mark.parametrize("rows", [1, 17, ROWS])
+@pytest.mark.parametrize("tables", [torch.float32, BF16], ids=["pruned", "full"])
+def test_a_sum_with_its_norm_has_the_bits_of_the_sum_and_the_norm(
+    rows: int, tables: torch.dtype
+) -> None:
+    x, o = normal(rows, HIDDEN), normal(rows, HIDDEN)
+    norm = nn.RMSNorm(HIDDEN, eps=1e-5, device=CUDA, dtype=BF16)
+    nn.init.normal_(norm.weight, 1.0, 0.1)
+    made = (torch.randn(12, 6 * HIDDEN, device=CUDA) * 0.3).to(tables)
+    shift, scale, gate = made.chunk(6, dim=-1)[3:]
+    spans: tuple[Span, ...] = ((0, rows // 2, 5), (rows // 2, rows, 2))
+    apart, at_once, ops = x.clone(), x.clone(), load("triton", CUDA)
+    with torch.inference_mode():
+        ops.gated_add(apart, o, gate, spans)
+        want = ops.norm_modulate(norm, apart, shift, scale, spans)
+        got = ops.gated_add_norm(at_once, o, gate, norm, shift, scale, spans)
+    assert torch.equal(at_once, apart) and not torch.equal(at_once, x)
+    assert torch.equal(got, want)
+
+
+def test_a_sum_of_rows_that_are_no_block_of_memory_is_refused() -> None:
+    x, norm = normal(64, 32), nn.RMSNorm(32, device=CUDA, dtype=BF16)
+    tables = torch.randn(1, 32, device=CUDA)
+    with pytest.raises(ValueError, match="do not take tensors laid out like this"):
+        load("triton", CUDA).gated_add_norm(
+            x, normal(32, 64).t(), tables, norm, tables, tables, ((0, 64, 0),)
+        )
+
+
 def test_a_changed_set_of_spans_is_laid_out_again() -> None:
     x, gate = normal(4, HIDDEN), torch.randn(2, HIDDEN, device=CUDA)
     ops = load("triton", CUDA)
@@ -82,6 +111,24 @@ def test_norm_and_rotation_write_into_the_qkv_buffer() -> None:
     want, got = rotated("eager"), rotated("triton")
     assert torch.equal(got[:, 2 * HEADS * HEAD :], qkv[:, 2 * HEADS * HEAD :])
     assert moved(got, want) < MOST
+
+
+def test_queries_and_keys_each_get_their_own_weight() -> None:
+    qkv, table = normal(17, 3 * 3 * HEAD), rope_table(torch.randn(17, PAIRS, device=CUDA), BF16)
+    one, two = normal(HEAD, scale=0.1) + 1, normal(HEAD, scale=0.1) + 2
+    given = [t.unflatten(-1, (3, HEAD)) for t in qkv.chunk(3, dim=-1)]
+    q, k = given[0].clone(), given[1].clone()
+    load("triton", CUDA).rms_rope(q, k, table, one, two, 1e-5)
+    again = given[0].clone(), given[1].clone()
+    load("triton", CUDA).rms_rope(again[1], again[0], table, two, one, 1e-5)
+    assert torch.equal(q, again[0]) and torch.equal(k, again[1]) and not torch.equal(q, k)
+
+
+def test_queries_that_lie_otherwise_than_the_keys_are_refused() -> None:
+    table, weight = rope_table(torch.randn(17, PAIRS, device=CUDA), BF16), normal(HEAD)
+    q, k = normal(17, 2, HEAD), normal(17, 4, HEAD)[:, ::2]
+    with pytest.raises(ValueError, match="do not take tensors laid out like this"):
+        load("triton", CUDA).rms_rope(q, k, table, weight, weight, 1e-5)
 
 
 def test_rows_past_the_int32_range_are_right() -> None:

@@ -53,6 +53,24 @@ def test_norm_and_modulation(rows: int, tables: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 17, 1021])
+@pytest.mark.parametrize("tables", [torch.float32, BF16], ids=["pruned", "full"])
+def test_the_gated_sum_with_its_norm(rows: int, tables: torch.dtype) -> None:
+    plain, fused = steps()
+    x, o = (torch.randn(rows, HIDDEN, device=CUDA).to(BF16) for _ in range(2))
+    norm = nn.RMSNorm(HIDDEN, eps=1e-5, device=CUDA, dtype=BF16)
+    nn.init.normal_(norm.weight, 1.0, 0.1)
+    made = (torch.randn(12, 6 * HIDDEN, device=CUDA) * 0.3).to(tables)
+    shift, scale, gate = made.chunk(6, dim=-1)[3:]
+    spans: tuple[Span, ...] = ((0, rows // 2, 1), (rows // 2, rows, 4))
+    total, again = x.clone(), x.clone()
+    with torch.inference_mode():
+        want = plain.gated_add_norm(total, o, gate, norm, shift, scale, spans)
+        got = fused.gated_add_norm(again, o, gate, norm, shift, scale, spans)
+    same(got, quantise_rows(want))
+    assert torch.equal(again, total) and not torch.equal(again, x)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 1021])
 def test_swiglu(rows: int) -> None:
     plain, fused = steps()
     wide = (torch.randn(rows, 2 * FFN, device=CUDA) * 3).to(BF16)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,6 +218,27 @@ except Unavailable as error:
 # ---- waits
 
 
+@contextmanager
+def waiting_is(mode: str) -> Iterator[None]:
+    """torch's mode while entered; torch warns that it is a prototype as it is set."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode(mode)
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_wait_for_the_gpu_is_seen() -> None:
+    x = torch.ones(3, device=GPU)
+    with waiting_is("error"), pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+        bool(x.all())
+    with waiting_is("error"), pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+        torch.ones(3).to(GPU)
+    assert bool(x.all())
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("elementwise", ["eager", "triton"])
 def test_an_evaluation_never_waits_for_the_gpu(graphs: bool, elementwise: str) -> None:
@@ -228,11 +250,8 @@ def test_an_evaluation_never_waits_for_the_gpu(graphs: bool, elementwise: str) -
         x = Latents(video=noise.video.to(GPU), audio=noise.audio.to(GPU))  # fp32 velocities
         built.build_tables(torch.tensor([0.5, 0.4]), [])
         built.velocity(x, torch.tensor(0.5))
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is("error"):
             built.velocity(x, torch.tensor(0.4))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_step_waits_once() -> None:
@@ -241,8 +260,7 @@ def test_a_step_waits_once() -> None:
     with warnings.catch_warnings(record=True) as caught, torch.inference_mode():
         warnings.simplefilter("always")
         built = side(model, conditioning(references=(PICTURE,)), TARGET)
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
+        with waiting_is("warn"):
             sample(
                 built,
                 None,
@@ -252,10 +270,8 @@ def test_a_step_waits_once() -> None:
                 noise=draw_noise(TARGET, 3),
                 start=None,
                 on_step=lambda step: seen.append(
-                    sum("synchroniz" in str(w.message) for w in caught)
+                    sum("called a synchronizing" in str(w.message) for w in caught)
                 ),
             )
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     # The second step has other spans than the first, at sigma 1, where all times are one.
     assert [b - a for a, b in itertools.pairwise(seen[1:])] == [1, 1, 1]

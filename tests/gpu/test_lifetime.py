@@ -9,7 +9,8 @@ from torch import Tensor
 from runtime.h3 import lifetime
 from runtime.h3.config import H3Config
 from runtime.h3.model import Block, RowSpan
-from runtime.kernels.attention import AttentionOptions, load_attention
+from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
+from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise import load as load_elementwise
 from runtime.kernels.rope import rope_table
 from runtime.kernels.unavailable import Unavailable
@@ -37,10 +38,11 @@ FULL = H3Config(
 
 def block(attention: str, elementwise: str) -> Block:
     try:
-        attend = load_attention(attention, CUDA, torch.bfloat16, AttentionOptions())
+        loaded = load_attention(attention, CUDA, torch.bfloat16, AttentionOptions())
         ops = load_elementwise(elementwise, CUDA)
     except Unavailable as error:
         pytest.skip(str(error))
+    attend = with_own_v(loaded, strided_v=attention_backend(attention).strided_v)
     torch.manual_seed(0)
     with CUDA:
         made = Block(FULL, attend, ops).to(torch.bfloat16)

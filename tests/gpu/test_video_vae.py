@@ -94,11 +94,15 @@ def wide() -> Tensor:
 @pytest.mark.parametrize("elementwise", ["eager", "triton"])
 @pytest.mark.parametrize("tiles", [3, 8])
 def test_a_batch_is_close_to_single_tiles(tiles: int, elementwise: str, format: str) -> None:
-    """Another number of rows may choose another GEMM kernel, which sums in another order."""
+    """Another number of rows may choose another GEMM kernel, which sums in another order.
+
+    Then an activation on the edge of two int8 codes may get the other one, 1/127 of its row's
+    largest away.
+    """
     want = load("cuda", torch.float16, format).decode(wide())
     got = load("cuda", torch.float16, format, elementwise=elementwise, tiles=tiles).decode(wide())
     print(f"relative L2 {relative_l2(got, want):.2e}, largest {(got - want).abs().max():.2e}")
-    assert relative_l2(got, want) < 1e-3
+    assert relative_l2(got, want) < (1e-2 if format == "int8_convrot" else 1e-3)
 
 
 def test_tritons_steps_in_fp32_are_close_to_the_eager_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,25 @@ def test_the_peer_refuses_a_plan_on_files() -> None:
 
     with pytest.raises(ValueError, match="random conditioning and weights"):
         DiffusersSubject(replace(setup(), weights=""))
+
+
+def test_the_peers_vae_decodes_in_fp16_with_what_diffusers_keeps_in_fp32() -> None:
+    """One part of a name is not a module: quant_conv stays, post_quant_conv does not."""
+    from diffusers import AutoencoderKLMiniMaxH3
+
+    from runtime.bench.peer import as_loaded
+
+    torch.manual_seed(0)
+    exact = AutoencoderKLMiniMaxH3(
+        block_out_channels=(8,) * 6,
+        layers_per_block=1,
+        norm_num_groups=4,
+        decoder_num_layers=2,
+        decoder_num_attention_heads=2,
+    ).eval()
+    half, latent = as_loaded(copy.deepcopy(exact), torch.float16), torch.randn(1, 24, 7, 4, 4)
+    dtypes = {name: parameter.dtype for name, parameter in half.named_parameters()}
+    assert dtypes["quant_conv.weight"] == dtypes["decoder.norm_out.weight"] == torch.float32
+    assert dtypes["post_quant_conv.weight"] == dtypes["decoder.proj_in.weight"] == torch.float16
+    with torch.inference_mode():
+        assert relative(half.decode(latent).sample, exact.decode(latent).sample) < 5e-3

@@ -51,8 +51,8 @@ def test_every_backend_says_whether_it_runs_here_and_what_is_validated(page: Pag
     assert {"sdpa", "sage2", "nvfp4_native", "int8_convrot", "kitchen"} <= set(cards)
     assert "available" in cards["sdpa"] and "torch" in cards["sdpa"]
     assert "needs a CUDA device" in cards["sdpa_cudnn"] and "lossy" in cards["sage2"]
-    assert "CPU goldens: bit-equal" in cards["nvfp4_dequant"]
-    assert "2 GPUs" in page.text(".ly-layouts")
+    assert "CPU goldens\nbit-equal" in cards["nvfp4_dequant"]
+    assert "2, 4, 6, 8 GPUs" in page.text(".ly-layouts")
 
 
 def test_a_run_of_a_backend_is_counted_on_its_card(page: Page, console: Server) -> None:
@@ -70,6 +70,7 @@ def test_a_plan_is_changed_checked_saved_used_and_deleted(page: Page, console: S
     probed(page)
     page.choose(".ly-base", "cpu")
     assert page.text(".ly-differs .ly-changes") == "nothing yet"
+    page.click(".ly-group[data-group=Process] summary")
     page.fill("[data-plan=threads]", "1")
     page.choose("[data-plan=text_encoder]", "stream")
     changes = page.text(".ly-differs .ly-changes")
@@ -100,6 +101,39 @@ def test_a_name_that_a_preset_has_is_refused_in_words(page: Page) -> None:
         page.fill(".ly-name", name or "\ue003")
         page.press(".ly", "Save plan")
         page.until(lambda name=name: page.text(".ly-plan-alert").endswith(f"; got '{name}'"))  # type: ignore[misc]
+
+
+def test_a_field_of_another_is_there_while_that_one_has_its_value(page: Page) -> None:
+    probed(page)
+    page.choose(".ly-base", "cpu")
+    assert not page.all("[data-plan=cache_warmup]") and not page.all("[data-plan=sol_tau]")
+    page.choose("[data-plan=cache]", "h3_cache")
+    page.choose("[data-plan=attention]", "sol")
+    assert page.all("[data-plan=cache_warmup]") and page.all("[data-plan=sol_tau]")
+    assert len(page.all(".ly-lossy")) >= 2
+    page.choose("[data-plan=cache]", "off")
+    assert not page.all("[data-plan=cache_warmup]")
+
+
+def test_a_number_out_of_its_range_is_refused_in_a_sentence_until_it_is_right(
+    page: Page, console: Server
+) -> None:
+    forget_plan(console, OWN)
+    probed(page)
+    page.choose(".ly-base", "cpu")
+    page.choose("[data-plan=cache]", "h3_cache")
+    page.fill(".ly-name", OWN)
+    for typed in ("2.5", "1001", "some"):
+        page.fill("[data-plan=cache_warmup]", typed)
+        said = f"Cache warm-up must be a whole number from 0 to 1000, got {typed}."
+        assert page.text(".wrong .ly-help") == said
+        page.press(".ly", "Save plan")
+        page.until(lambda said=said: page.text(".ly-plan-alert") == said)  # type: ignore[misc]
+    page.fill("[data-plan=cache_warmup]", "2")
+    page.press(".ly", "Save plan")
+    page.until(lambda: page.text(".ly-origin") == "user")
+    assert console.api(f"/plans/{OWN}")["fields"]["cache_warmup"] == 2
+    console.api(f"/plans/{OWN}", "DELETE")
 
 
 def test_two_plans_are_queued_together_and_compared(page: Page, console: Server) -> None:

@@ -20,7 +20,9 @@ from runtime.h3.conditioning import ReferenceBlock
 from runtime.h3.denoise import Latents
 from runtime.h3.load import attention_options
 from runtime.h3.model import Attention
+from runtime.h3.video_vae import load_vae_attention
 from runtime.kernels.attention import (
+    BACKENDS,
     Attend,
     AttentionOptions,
     PackedRows,
@@ -212,6 +214,19 @@ def test_a_head_dim_without_a_kernel_is_refused(name: str) -> None:
         adapters()[name](*packed_views(8, dim=96))
 
 
+@pytest.mark.parametrize("name", [name for name in BACKENDS if not name.startswith("sdpa")])
+def test_a_head_dim_without_a_kernel_is_refused_at_load(name: str) -> None:
+    with pytest.raises(Unavailable, match=r"head dims .*128, this model has 80"):
+        load_attention(name, CUDA, torch.bfloat16, PLAIN, head_dim=80)
+
+
+@pytest.mark.parametrize("name", ["sol", "sol_nvlabs", "sage1"])
+def test_a_video_vae_refuses_an_attention_without_a_kernel_for_its_tiles(name: str) -> None:
+    """Its heads are 64 wide, and its tiles have any number of rows."""
+    with pytest.raises(Unavailable, match=r"this model has 64|tiles have any number"):
+        load_vae_attention(name, CUDA, torch.bfloat16, PLAIN)
+
+
 @pytest.mark.parametrize("name", adapters())
 def test_rows_beyond_32_bit_offsets_are_refused(name: str) -> None:
     far = far_view(299_594)
@@ -264,6 +279,33 @@ def test_a_package_that_is_not_installed_is_named(
     with pytest.raises(
         Unavailable, match=r"(sageattn3|flashinfer-python|sol-attn|flash-attn-4) is"
     ):
+        attention_backend(name).load(CUDA, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "version", "wanted"),
+    [
+        ("sage1", "sageattention", "1.0.6", "sageattn"),
+        ("sage2", "sageattention", "2.2.0", "sageattn"),
+        ("kj", "sageattention", "2.2.0", "sageattn"),
+        ("sage3", "sageattn3", "1.0.0", "sageattn3_blackwell"),
+        (
+            "sage3_flashinfer",
+            "flashinfer.nvfp4_attention_sm120",
+            "0.7.4",
+            "get_nvfp4_attention_sm120_module",
+        ),
+        ("fa4", "flash_attn.cute", "4.0.0", "flash_attn_func"),
+        ("ck_int8", "comfy_kitchen", "0.2.31", "int8_attention"),
+        ("sol", "comfy_kitchen", "0.2.40", "sol_attn_is_available"),
+        ("sol_nvlabs", "sol_attn", "0.1", "sol_attn"),
+    ],
+)
+def test_a_build_without_the_function_is_refused_at_load_and_not_at_the_first_step(
+    name: str, module: str, version: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, ModuleType(module), version)
+    with pytest.raises(Unavailable, match=f"no {wanted}"):
         attention_backend(name).load(CUDA, PLAIN)
 
 
@@ -391,7 +433,8 @@ def test_sol_records_variant_threshold_and_sinks(monkeypatch: pytest.MonkeyPatch
 
 def test_nvlabs_sol_is_told_not_to_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOL_ATTN_STRICT", "0")
-    module = ModuleType("sol_attn")
+    module = Kitchen()
+    module.__name__ = "sol_attn"
     install(monkeypatch, module, "0.5.0", (9, 0))
     sol_nvlabs.load(CUDA, PLAIN)
     assert os.environ["SOL_ATTN_STRICT"] == "1"

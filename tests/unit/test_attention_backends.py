@@ -19,6 +19,7 @@ from runtime.kernels.unavailable import Unavailable
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = AttentionOptions()
 HEADS, DIM = 3, 128
+NEED_A_GPU = ("sdpa_cudnn", "fa4")
 
 
 def packed_views(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,6 +74,15 @@ def test_sdpa_is_the_softmax_at_ragged_lengths(rows: int, dtype: torch.dtype, li
     want = softmax_attention(q, k, v)
     assert out.shape == (1, rows, HEADS * DIM) and out.dtype == dtype
     assert float((out.double() - want).norm() / want.norm()) < limit
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name not in NEED_A_GPU])
+def test_each_tile_of_a_batch_is_attended_to_by_itself(name: str) -> None:
+    """The video VAE decodes tiles together: a backend that sees the first one alone is wrong."""
+    attend = load_attention(name, CPU, torch.bfloat16, PLAIN)
+    q, k, v = (torch.cat([x, x.flip(2), -x]) for x in packed_views(128, torch.bfloat16))
+    apart = [attend(q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i in range(3)]
+    assert torch.equal(attend(q, k, v), torch.cat(apart))
 
 
 def test_sdpa_attends_in_both_directions() -> None:

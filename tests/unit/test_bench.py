@@ -250,6 +250,25 @@ def test_a_subject_that_dies_is_named_with_its_last_words() -> None:
         child.close()
 
 
+def test_a_subject_that_died_before_its_turn_is_closed_without_an_error() -> None:
+    """The question that it did not take must not cost the caller its last line."""
+    child = Child("x", {"subject": "plan"})
+    child.kill()
+    child._process.wait()
+    with pytest.raises(BenchFailed, match="x: its process ended"):
+        child.ask("turn")
+    child.close()
+
+
+@pytest.mark.parametrize("place", ["nowhere/records.jsonl", "."])
+def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
+    place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", *TINY, "--record-to", str(tmp_path / place)]) == 2
+    said = capsys.readouterr().err
+    assert "the result cannot be added to" in said and "loading" not in said
+
+
 def test_a_setup_crosses_to_the_child_and_back() -> None:
     from app import presets
     from app.stored import plain

@@ -97,7 +97,7 @@ def test_zeros_stay_zero_and_what_is_not_finite_stays_so(quantise: object) -> No
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("count", RAGGED)
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_product_of_the_codes_is_scaled_and_rounded_once(
+def test_the_product_of_the_codes_is_scaled_and_rounded_before_the_bias(
     name: str, count: int, bias: bool
 ) -> None:
     packed, x = layer(48, 64, bias=bias), normal(count, 64).to(BF16)
@@ -105,10 +105,11 @@ def test_the_product_of_the_codes_is_scaled_and_rounded_once(
     quantise = quantise_rows if name == "fp8_rowwise" else quantise_tensor
     (codes, scale), (weight, weight_scale) = quantise(x), quantise(packed.tensors["weight"])
     want = codes.double() @ weight.double().t() * (scale.double() * weight_scale.double().t())
+    want = want.to(BF16)
     if bias:
-        want = want + packed.tensors["bias"].double()
+        want = want + packed.tensors["bias"]
     got = module(x)
-    assert got.dtype == BF16 and torch.equal(got, want.to(BF16))
+    assert got.dtype == BF16 and torch.equal(got, want)
     exact = x.double() @ packed.tensors["weight"].double().t()
     exact = exact + (packed.tensors["bias"].double() if bias else 0)
     assert 1e-3 < float((got - exact).norm() / exact.norm()) < 6e-2  # FP8's own error
@@ -212,6 +213,17 @@ def test_only_the_four_linears_of_each_block_become_fp8(name: str, form: str) ->
         "mlp.fc2",
     }
     assert len(narrow) == 4 * len(model.blocks)
+
+
+def test_fp4_products_in_fp32_on_a_gpu_are_refused_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_gpu(monkeypatch, 12, 0)
+    monkeypatch.setattr("runtime.kernels.linear.nvfp4_native.reason", lambda device: "")
+    checkpoint = random_checkpoint("dit", size="tiny", format="pruned_nvfp4")
+    plan = demo_plan(nvfp4="nvfp4_native", device="cuda")
+    with pytest.raises(Unavailable, match=r"gives no fp32, and the plan's dtype is fp32"):
+        load_denoiser(checkpoint, plan, torch.device("cuda"))
 
 
 def test_a_flagged_layer_and_one_outside_the_blocks_are_widened() -> None:

@@ -185,6 +185,19 @@ def test_a_lossy_backend_is_held_to_the_yardstick_of_the_same_run(
     assert verdict.status == status
 
 
+def test_a_broken_yardstick_does_not_let_a_broken_backend_pass(
+    case: Case, register: Register
+) -> None:
+    """Were the limit 1.5 x what a broken sage2 is off, everything would be within it."""
+    register("sage2", lambda out, call: out * 1.5, "int8_attention")
+    register("as_bad", lambda out, call: out * 1.5, "int8_attention")
+    q = plan(dtype="bf16")
+    verdict = judge(replace(q, attention="as_bad"), q, case)
+    assert verdict.status == "FAILED"
+    assert verdict.limits is not None and "no yardstick is sage2" in verdict.limits.why
+    assert verdict.limits.of["video"] == pytest.approx(0.056)
+
+
 def test_the_yardstick_is_not_held_to_itself(case: Case) -> None:
     q = plan(dtype="bf16")
     verdict = judge(replace(q, attention="sage2"), q, case)

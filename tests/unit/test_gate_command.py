@@ -233,3 +233,12 @@ def test_random_weights_of_full_size_are_not_read_before_they_are_asked_for() ->
 
 def test_a_device_makes_a_file_name() -> None:
     assert slug("NVIDIA H200") == "nvidia_h200"
+
+
+def test_runs_that_cannot_be_written_are_refused_before_anything_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    options = ["--plan", "cpu", "--against", "cpu", "--runs", str(tmp_path / "file")]
+    assert launch.main(["gate", *options]) == 2
+    assert capsys.readouterr().out == ""

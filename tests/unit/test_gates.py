@@ -76,4 +76,4 @@ def test_a_backends_state_has_the_gate(tmp_path: Path) -> None:
     state = Validated(store, tmp_path).states(["cpu"])["sage2"]
     store.close()
     assert state.gate.startswith("failed (int8_attention")
-    assert (state.gate_status, state.text) == ("failed", "never run here")
+    assert (state.gate_status, state.text) == ("failed", "not validated on this machine")

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runtime.checkpoints.base import LayerQuant, PackedWeight
-from runtime.kernels.linear import BACKENDS, linear_backend, linear_builder
+from runtime.kernels.linear import BACKENDS, fp8_native, linear_backend, linear_builder
 from runtime.kernels.linear.dequant import DequantisedLinear, dequantise
-from runtime.kernels.linear.fp8_native import FP8NativeLinear
+from runtime.kernels.linear.fp8_native import FP8NativeLinear, reference
 from runtime.kernels.linear.nvfp4_kitchen_fallback import NVFP4KitchenFallbackLinear
 from runtime.kernels.linear.nvfp4_native import NVFP4NativeLinear, activation_scale, quantise
 from runtime.kernels.unavailable import Unavailable
@@ -134,7 +134,8 @@ def build(names: Mapping[str, str], weight: PackedWeight, device: torch.device =
 def test_every_backend_is_registered_under_its_own_name_and_runs_on_the_cpu(name: str) -> None:
     backend = linear_backend(name)
     assert backend.name == name
-    assert backend.reason(CPU) == ""
+    reason = backend.reason(CPU)
+    assert reason == "" or (name == "fp8_native" and "no FP8 matmul for this CPU" in reason)
     assert backend.route(CPU)
 
 
@@ -399,6 +400,29 @@ def test_native_fp8_clamps_activations_to_448_and_does_not_scale_them() -> None:
     exact = exact + tensors["bias"].double()
     got = FP8NativeLinear(weight)(x)
     assert float((got.double() - exact).norm() / exact.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("input_scale", [None, torch.tensor(0.5)])
+def test_native_fp8_has_a_reference_that_needs_no_fp8_matmul(input_scale: Tensor | None) -> None:
+    extra = {} if input_scale is None else {"input_scale": input_scale}
+    weight, x = fp8_weight(32, 64, **extra), inputs(16, 64, torch.float32).reshape(2, 8, 64)
+    got, want = reference(weight, x), FP8NativeLinear(weight)(x)
+    assert got.shape == (2, 8, 32) and got.dtype == torch.float32
+    assert float((got - want).norm() / want.norm()) < 1e-5
+
+
+def test_a_cpu_without_an_fp8_matmul_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> Tensor:
+        raise RuntimeError("could not create a primitive. Run with ONEDNN_VERBOSE=all")
+
+    monkeypatch.setattr(torch, "_scaled_mm", broken)
+    said = r"'fp8_native' .* no FP8 matmul for this CPU \(could not create a primitive\)"
+    fp8_native._cpu_reason.cache_clear()
+    try:
+        with pytest.raises(Unavailable, match=said):
+            build({"float8_e4m3fn": "fp8_native"}, fp8_weight(32, 64))
+    finally:
+        fp8_native._cpu_reason.cache_clear()
 
 
 def test_native_fp8_divides_by_a_stored_input_scale() -> None:

@@ -260,3 +260,23 @@ def test_the_editor_knows_every_field_of_a_plan_and_its_values() -> None:
             with pytest.raises(ValueError, match="must be one of") as refused:
                 replace(PLAN, **{name: "no such value"})
             assert all(value in str(refused.value) for value in field.values)
+
+
+def test_the_editor_allows_the_numbers_that_a_plan_allows_and_no_others() -> None:
+    for field in plan_fields.plan_fields():
+        if field.kind in ("number", "whole number"):
+            number = int if field.kind == "whole number" else float
+            for good in (field.least, field.most):
+                replace(PLAN, **{field.name: number(good)})
+            for bad in (field.least - 1, field.most + 1):
+                with pytest.raises(ValueError, match=f"plan field {field.name} must be"):
+                    replace(PLAN, **{field.name: number(bad)})
+
+
+def test_a_field_that_belongs_to_another_names_values_that_this_one_can_have() -> None:
+    edited = {field.name: field for field in plan_fields.plan_fields()}
+    for field in edited.values():
+        if field.of:
+            of = edited[field.of]
+            assert set(field.of_values) < set(of.values or ATTENTION)
+            assert of.group == field.group

@@ -7,7 +7,6 @@ import importlib
 import json
 import re
 import shlex
-import statistics
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ DOCUMENTS = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob
 SUFFIXES = (".md", ".py", ".toml", ".txt", ".png", ".sh", ".json")
 EXAMPLES_OF_NEW_FILES = "docs/extending.md"  # its files are for the reader to make
 PLACEHOLDER = "NAME"
+PARTS = ("attention", "GEMM", "other")
 FILES_OF_A_RUN = ("run.json", "request.toml", "plan.toml", "result.json", "parity.json", "N.json")
 
 
@@ -127,19 +127,18 @@ def test_the_tree_lists_every_top_level_folder_and_nothing_else() -> None:
 
 
 def test_the_speed_table_is_the_benchmark_record() -> None:
-    record = json.loads(
-        (ROOT / "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.json").read_text()
-    )
-    for run in record["runs"]:
-        seconds: dict[str, float] = {}
-        for stage in run["stages"]:
-            seconds[stage["stage"]] = seconds.get(stage["stage"], 0.0) + stage["seconds"]
-        steps = [stage["seconds"] for stage in run["stages"] if stage["stage"] == "denoise"]
-        assert f"{steps[0]:.3f} s / {statistics.median(steps[1:]):.3f} s" in README
-        for stage in seconds:
-            assert f"{seconds[stage]:.2f} s" in README, stage
-        assert f"{run['peak_memory_bytes'] / 2**30:.2f} GiB" in README
-        assert f"{run['engine']['load_gib_per_s']:.1f} GiB/s" in README
+    lines = (ROOT / "docs/benchmarks/records.jsonl").read_text().splitlines()
+    subjects = [one for line in lines for one in json.loads(line)["subjects"]]
+    told = README.split("## Speed")[1].split("## Files")[0]
+    found = 0
+    for one in subjects:
+        step = f"| {one['step_seconds']['median']:.3f} s |"
+        for row in (line for line in told.splitlines() if step in line):
+            found += 1
+            parts = [one["parts"][name]["median"] for name in PARTS if name in one["parts"]]
+            assert " / ".join(f"{seconds:.3f}" for seconds in parts) in row
+            assert f"{one['peak_allocated_bytes'] / 2**30:.1f} GiB" in row
+    assert found == len([line for line in told.splitlines() if line.startswith("|")]) - 2
 
 
 def test_the_readme_stays_short() -> None:

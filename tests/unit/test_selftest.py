@@ -88,3 +88,12 @@ def test_a_folder_without_goldens_is_told(
 ) -> None:
     assert main(["selftest", "--device", "cpu", "--goldens", str(tmp_path / "none")]) == 2
     assert "is no folder of goldens" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_anything_is_tested(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "result.json"
+    assert main(["selftest", "--device", "cpu", "--no-goldens", "--out", str(out)]) == 2
+    assert capsys.readouterr().out == ""

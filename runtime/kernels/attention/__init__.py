@@ -43,9 +43,14 @@ def attention_backend(name: str) -> AttentionBackend:
 
 
 def load_attention(
-    name: str, device: torch.device, dtype: torch.dtype, options: AttentionOptions
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    options: AttentionOptions,
+    *,
+    head_dim: int = 0,
 ) -> Attend:
-    """The named backend for q, k and v of `dtype`.
+    """The named backend for q, k and v of `dtype`, whose heads are head_dim wide (0: not known).
 
     Unavailable, with the reason, here and not when the first such tensor arrives after minutes.
     ValueError lists the known names.
@@ -54,4 +59,7 @@ def load_attention(
     if dtype not in backend.dtypes:
         known = " and ".join(str(d).removeprefix("torch.") for d in backend.dtypes)
         raise Unavailable(name, f"it computes {known} only, a model of this plan runs in {dtype}")
+    if head_dim and backend.head_dims and head_dim not in backend.head_dims:
+        known = " and ".join(map(str, backend.head_dims))
+        raise Unavailable(name, f"its kernels take head dims {known}, this model has {head_dim}")
     return backend.load(device, options)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-# q, k, v [1, H, S, d], transposed views whose last axis is contiguous -> [1, S, H*d]; no mask,
-# scale 1/sqrt(d)
+# q, k, v [B, H, S, d], transposed views whose last axis is contiguous -> [B, S, H*d]; no mask,
+# scale 1/sqrt(d). B is 1 in the denoiser; in the video VAE it is the tiles decoded together.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -47,4 +47,8 @@ class AttentionBackend:
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
     rows_multiple: int = 1  # it refuses other numbers of rows
+    head_dims: tuple[int, ...] = ()  # it refuses others; (): it takes any
+    # It is no slower on a V that is a view of the fused QKV: the denoiser then copies none, unless
+    # the view's offsets pass 32 bits (own_v.py)
+    strided_v: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)  # of q, k, v

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
 from runtime.kernels.attention.int8_reference import WIDTHS, int8_attention
-from runtime.kernels.attention.packages import installed
+from runtime.kernels.attention.packages import function, installed
 from runtime.kernels.attention.sage_package import check, rows_first
 from runtime.kernels.unavailable import Unavailable
 
@@ -45,7 +45,7 @@ def load(device: torch.device, options: AttentionOptions) -> Attend:
     module, version = installed(NAME, DISTRIBUTION, "comfy_kitchen")
     if not hasattr(module, "int8_attention"):
         raise Unavailable(NAME, f"comfy-kitchen {version} has no int8_attention; install 0.2.31")
-    if not module.int8_attention_is_available(device):
+    if not function(NAME, module, "int8_attention_is_available")(device):
         raise Unavailable(
             NAME,
             f"the compiled attention of comfy-kitchen {version} does not run on this GPU and "
@@ -72,5 +72,6 @@ BACKEND = AttentionBackend(
         "runs the reference of its arithmetic"
     ),
     package=DISTRIBUTION,
+    head_dims=WIDTHS,
     dtypes=DTYPES,
 )

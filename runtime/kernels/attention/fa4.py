@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
-from runtime.kernels.attention.packages import installed
+from runtime.kernels.attention.packages import function, installed
 from runtime.kernels.attention.sage_package import check, rows_first
 from runtime.kernels.unavailable import Unavailable
 
@@ -26,10 +26,12 @@ MAJORS = (8, 9, 10, 11, 12)  # of compute capability; the package asserts the sa
 def attend_with(module: ModuleType) -> Attend:
     """The callable over an imported flash_attn.cute."""
 
+    flash = function(NAME, module, "flash_attn_func")
+
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         check(NAME, q_BHSd, HEAD_DIMS)
         q_BSHd, k_BSHd, v_BSHd = rows_first(q_BHSd), rows_first(k_BHSd), rows_first(v_BHSd)
-        out_BSHd, _ = module.flash_attn_func(q_BSHd, k_BSHd, v_BSHd, causal=False)
+        out_BSHd, _ = flash(q_BSHd, k_BSHd, v_BSHd, causal=False)
         return out_BSHd.flatten(2)
 
     return attend
@@ -67,5 +69,7 @@ BACKEND = AttentionBackend(
     route=route,
     requirement="flash-attn-4 and a CUDA GPU of compute capability 8.0 or newer",
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
+    strided_v=True,
 )

@@ -4,7 +4,7 @@ For CPUs and tests. Rotating queries and keys alike leaves their products and sp
 carries much over all of them; then INT8 with a scale per 4 queries and per 16 or 32 keys, values in
 INT8 with a scale per channel, probabilities in unsigned INT8. The compiled kernel's signs of the
 rotation and its choice of the subtracted key are not published: here no signs, and the middle key.
-H heads, S rows, d width.
+B tiles, H heads, S rows, d width.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.attention.heads import head_by_head
+
 WIDTHS = (64, 128)
 QUERIES_AT_ONCE = 1024  # bounds the score matrix
 _SHORT, _LONG = 256, 1024  # keys: up to 256 rotated by fours; past 1024 scales cover 32 keys
@@ -22,12 +24,10 @@ _SMALLEST = 1e-8  # of a scale
 
 
 def int8_attention(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
-    """q, k, v [1, H, S, d] of one type -> [1, S, H*d] in it; none of them is written."""
-    heads = [
-        _head(q_Sd.float(), k_Sd.float(), v_Sd.float())
-        for q_Sd, k_Sd, v_Sd in zip(q_BHSd[0], k_BHSd[0], v_BHSd[0], strict=True)
-    ]
-    return torch.stack(heads, dim=1).to(q_BHSd.dtype).flatten(1)[None]
+    """q, k, v [B, H, S, d] of one type -> [B, S, H*d] in it; none of them is written."""
+    return head_by_head(
+        lambda q, k, v: _head(q.float(), k.float(), v.float()), q_BHSd, k_BHSd, v_BHSd
+    )
 
 
 def _head(q_Sd: Tensor, k_Sd: Tensor, v_Sd: Tensor) -> Tensor:

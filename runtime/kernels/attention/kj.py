@@ -171,5 +171,7 @@ BACKEND = AttentionBackend(
         "for; a CPU runs the reference of its arithmetic"
     ),
     package="sageattention",
+    head_dims=sage2.HEAD_DIMS,
     dtypes=DTYPES,
+    strided_v=True,
 )

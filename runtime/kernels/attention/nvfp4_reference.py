@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.attention.heads import head_by_head
+
 QUERY_BLOCK = 128
 SCALED = 16  # consecutive numbers under one scale
 _E2M1_MAX, _E4M3_MAX = 6.0, 448.0
@@ -25,12 +27,8 @@ _LAST = (0.25, 0.75 - 2.0**-24, 1.25, 1.75 - 2.0**-23, 2.5, 3.5 - 2.0**-22, 5.0)
 def nvfp4_attention(
     q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, *, per_block_mean: bool
 ) -> Tensor:
-    """q, k, v [1, H, S, d] of one half type -> [1, S, H*d] in it; none of them is written."""
-    heads = [
-        _head(q_Sd, k_Sd, v_Sd, per_block_mean)
-        for q_Sd, k_Sd, v_Sd in zip(q_BHSd[0], k_BHSd[0], v_BHSd[0], strict=True)
-    ]
-    return torch.stack(heads, dim=1).to(q_BHSd.dtype).flatten(1)[None]
+    """q, k, v [B, H, S, d] of one half type -> [B, S, H*d] in it; none of them is written."""
+    return head_by_head(lambda q, k, v: _head(q, k, v, per_block_mean), q_BHSd, k_BHSd, v_BHSd)
 
 
 def _head(q_Sd: Tensor, k_Sd: Tensor, v_Sd: Tensor, per_block_mean: bool) -> Tensor:

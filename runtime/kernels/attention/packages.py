@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,16 @@ def installed(name: str, distribution: str, module: str) -> tuple[ModuleType, st
     except Exception as error:  # a package that generates kernels may raise anything
         reason = f"{distribution} {version} cannot be imported ({type(error).__name__}: {error})"
         raise Unavailable(name, reason) from error
+
+
+def function(name: str, module: ModuleType, wanted: str) -> Callable[..., Any]:
+    """The function of an imported package; Unavailable, at load, where its build lacks it."""
+    found: Callable[..., Any] | None = getattr(module, wanted, None)
+    if found is None:
+        raise Unavailable(
+            name, f"this build of {module.__name__} has no {wanted}; install another version"
+        )
+    return found
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -52,9 +64,9 @@ def capabilities(known: tuple[tuple[int, int], ...]) -> str:
 
 def need_correction_offsets(name: str, q_BHSd: Tensor, block: int) -> None:
     """Unavailable where FP4 attention's correction, S per block of queries, passes 32 bits."""
-    _, heads, rows, _ = q_BHSd.shape
+    tiles, heads, rows, _ = q_BHSd.shape
     blocks = -(-rows // block)
-    if heads * blocks * blocks * block >= INT32_ELEMENTS:
+    if tiles * heads * blocks * blocks * block >= INT32_ELEMENTS:
         raise Unavailable(
             name, f"the correction of {rows} rows overflows 32-bit offsets; shorten the clip"
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
+from runtime.kernels.attention.packages import function
 from runtime.kernels.attention.sage_package import DTYPES, check, installed, release, rows_first
 from runtime.kernels.attention.sage_reference import SAGE1, sage_attention
 from runtime.kernels.unavailable import Unavailable
@@ -25,11 +26,13 @@ LEAST_CAPABILITY = (8, 0)
 def attend_with(module: ModuleType) -> Attend:
     """The callable over an imported sageattention 1.x."""
 
+    sageattn = function(NAME, module, "sageattn")
+
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         _check(q_BHSd)
         k_BSHd = k_BHSd.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         # It subtracts the mean from the K that it is given, in place: this one is ours to lose.
-        out_BSHd: Tensor = module.sageattn(
+        out_BSHd: Tensor = sageattn(
             rows_first(q_BHSd),
             k_BSHd,
             rows_first(v_BHSd),
@@ -103,5 +106,6 @@ BACKEND = AttentionBackend(
     ),
     package="sageattention",
     rows_multiple=ROWS_MULTIPLE,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
 )

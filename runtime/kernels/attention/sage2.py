@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
+from runtime.kernels.attention.packages import function
 from runtime.kernels.attention.sage_package import DTYPES, check, installed, release, rows_first
 from runtime.kernels.attention.sage_reference import FP8_SM90, sage_attention
 from runtime.kernels.unavailable import Unavailable
@@ -37,9 +38,11 @@ REFERENCE = "CPU reference of SageAttention 2.2 qk_int8_pv_fp8_cuda_sm90 fp32+fp
 def attend_with(module: ModuleType) -> Attend:
     """The callable over an imported sageattention; K smoothing stays on, as 2.x has it."""
 
+    sageattn = function(NAME, module, "sageattn")
+
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         check(NAME, q_BHSd, HEAD_DIMS)
-        out_BSHd: Tensor = module.sageattn(
+        out_BSHd: Tensor = sageattn(
             rows_first(q_BHSd),
             rows_first(k_BHSd),
             rows_first(v_BHSd),
@@ -105,5 +108,7 @@ BACKEND = AttentionBackend(
         + "; a CPU runs the reference of its arithmetic"
     ),
     package="sageattention",
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
+    strided_v=True,
 )

@@ -16,6 +16,7 @@ from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOp
 from runtime.kernels.attention.nvfp4_reference import QUERY_BLOCK, nvfp4_attention
 from runtime.kernels.attention.packages import (
     capabilities,
+    function,
     installed,
     need_correction_offsets,
     need_cuda,
@@ -30,12 +31,13 @@ CAPABILITIES = ((10, 0), (12, 0), (12, 1))
 
 def attend_with(module: ModuleType, *, per_block_mean: bool = True) -> Attend:
     """The callable over an imported sageattn3; the mean of Q is per block of rows, or of all."""
+    sageattn3 = function(NAME, module, "sageattn3_blackwell")
 
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         _check(q_BHSd)
         k_BHSd = k_BHSd.clone(memory_format=torch.contiguous_format)
         # It subtracts the mean from the K that it is given, in place: this one is ours to lose.
-        out_BHSd: Tensor = module.sageattn3_blackwell(
+        out_BHSd: Tensor = sageattn3(
             q_BHSd, k_BHSd, v_BHSd, is_causal=False, per_block_mean=per_block_mean
         )
         return out_BHSd.transpose(1, 2).flatten(2)
@@ -95,5 +97,7 @@ BACKEND = AttentionBackend(
         f"{capabilities(CAPABILITIES)}; a CPU runs the reference of its arithmetic"
     ),
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
+    strided_v=True,
 )

@@ -16,6 +16,7 @@ from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOp
 from runtime.kernels.attention.nvfp4_reference import QUERY_BLOCK, nvfp4_attention
 from runtime.kernels.attention.packages import (
     capabilities,
+    function,
     installed,
     need_correction_offsets,
     need_cuda,
@@ -32,13 +33,16 @@ CAPABILITIES = ((12, 0), (12, 1))
 def attend_with(module: ModuleType) -> Attend:
     """The callable over an imported flashinfer.nvfp4_attention_sm120."""
 
+    quantize = function(NAME, module, "nvfp4_attention_sm120_quantize_qkv")
+    forward = function(NAME, module, "nvfp4_attention_sm120_fwd")
+
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         _check(q_BHSd)
         rows = q_BHSd.shape[2]
-        quantised = module.nvfp4_attention_sm120_quantize_qkv(
+        quantised = quantize(
             q_BHSd.contiguous(), k_BHSd.contiguous(), v_BHSd.contiguous(), per_block_mean=True
         )
-        out_BHSd: Tensor = module.nvfp4_attention_sm120_fwd(
+        out_BHSd: Tensor = forward(
             *quantised,
             causal=False,
             per_block_mean=True,
@@ -68,8 +72,9 @@ def load(device: torch.device, options: AttentionOptions) -> Attend:
         return _reference
     need_cuda(NAME, device, CAPABILITIES)
     module, version = installed(NAME, DISTRIBUTION, "flashinfer.nvfp4_attention_sm120")
+    build = function(NAME, module, "get_nvfp4_attention_sm120_module")
     try:
-        module.get_nvfp4_attention_sm120_module()
+        build()
     except Exception as error:  # a compiler that is missing or fails, in whatever words
         reason = f"the kernels of {DISTRIBUTION} {version} cannot be compiled ({error})"
         raise Unavailable(NAME, reason) from error
@@ -94,5 +99,7 @@ BACKEND = AttentionBackend(
         f"{capabilities(CAPABILITIES)}; a CPU runs the reference of its arithmetic"
     ),
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
+    strided_v=True,
 )

@@ -20,7 +20,7 @@ def installed(name: str) -> tuple[ModuleType, str]:
     try:
         version = importlib.metadata.version("sageattention")
         module = importlib.import_module("sageattention")
-    except ImportError as error:
+    except Exception as error:  # a package that loads compiled kernels may raise anything
         raise Unavailable(name, f"sageattention cannot be imported ({error})") from error
     return module, version
 
@@ -34,11 +34,11 @@ def check(name: str, q_BHSd: Tensor, head_dims: tuple[int, ...]) -> None:
     """Unavailable for what the kernels do not compute, or cannot address even when packed."""
     if q_BHSd.dtype not in DTYPES:
         raise Unavailable(name, f"it computes bf16 and fp16 only, got {q_BHSd.dtype}")
-    _, heads, rows, dim = q_BHSd.shape
+    rows, dim = q_BHSd.shape[2:]
     if dim not in head_dims:
         known = " and ".join(map(str, head_dims))
         raise Unavailable(name, f"its kernels take head dims {known}, got {dim}")
-    if heads * rows * dim >= INT32_ELEMENTS:
+    if q_BHSd.numel() >= INT32_ELEMENTS:
         raise Unavailable(name, f"{rows} rows overflow its 32-bit offsets; shorten the clip")
 
 

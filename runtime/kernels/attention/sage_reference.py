@@ -88,8 +88,17 @@ FP8_SM120 = SageMaths(
 
 
 def sage_attention(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, maths: SageMaths) -> Tensor:
-    """q, k, v [1, H, S, d] of one half type -> [1, S, H*d] in it; none of them is written."""
-    q_HSd, k_HSd, v_HSd = q_BHSd[0], _without_mean(k_BHSd[0], maths), v_BHSd[0]
+    """q, k, v [B, H, S, d] of one half type -> [B, S, H*d] in it; none of them is written."""
+    tiles = [
+        _tile(q_HSd, k_HSd, v_HSd, maths)
+        for q_HSd, k_HSd, v_HSd in zip(q_BHSd, k_BHSd, v_BHSd, strict=True)
+    ]
+    return torch.stack(tiles)
+
+
+def _tile(q_HSd: Tensor, k_HSd: Tensor, v_HSd: Tensor, maths: SageMaths) -> Tensor:
+    """[S, H*d]."""
+    dtype, k_HSd = q_HSd.dtype, _without_mean(k_HSd, maths)
     rows, width = q_HSd.shape[-2:]
     q_codes, q_scale_HS1 = _quantised(q_HSd.float(), maths.query_block, maths, pairs=False)
     k_codes, k_scale_HS1 = _quantised(k_HSd, maths.key_block, maths, pairs=True)
@@ -117,7 +126,7 @@ def sage_attention(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, maths: SageMa
         out_HSd = out_HSd * shrink + tile_HSd
         top_HS1 = new_top
     out_HSd = out_HSd / sum_HS1 * value_scale_H1d
-    return out_HSd.to(q_BHSd.dtype).transpose(0, 1).flatten(1)[None]
+    return out_HSd.to(dtype).transpose(0, 1).flatten(1)
 
 
 def _without_mean(k_HSd: Tensor, maths: SageMaths) -> Tensor:

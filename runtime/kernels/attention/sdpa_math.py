@@ -19,19 +19,20 @@ MOST_BYTES = 8 << 30  # of scores at once
 MOST_ROWS = int((MOST_BYTES / BYTES_PER_SCORE) ** 0.5)
 
 
-def heads_at_once(rows: int) -> int:
-    """Heads whose scores fit in MOST_BYTES; Unavailable if not even one head's do."""
+def heads_at_once(rows: int, tiles: int = 1) -> int:
+    """Heads whose scores of all tiles fit in MOST_BYTES, at least one; Unavailable if not even
+    those of one head and tile do."""
     if rows > MOST_ROWS:
         raise Unavailable(
             NAME,
             f"it keeps all scores of a head in memory and takes at most {MOST_ROWS} rows, got "
             f"{rows}; choose attention sdpa",
         )
-    return max(1, MOST_BYTES // (BYTES_PER_SCORE * rows * rows))
+    return max(1, MOST_BYTES // (BYTES_PER_SCORE * rows * rows * tiles))
 
 
 def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
-    heads = heads_at_once(q_BHSd.shape[2])
+    heads = heads_at_once(q_BHSd.shape[2], q_BHSd.shape[0])
     groups = zip(*(x.split(heads, dim=1) for x in (q_BHSd, k_BHSd, v_BHSd)), strict=True)
     with sdpa_kernel(SDPBackend.MATH):
         out = [F.scaled_dot_product_attention(q, k, v).transpose(1, 2) for q, k, v in groups]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
-from runtime.kernels.attention.packages import installed, release
+from runtime.kernels.attention.packages import function, installed, release
 from runtime.kernels.attention.sage_package import check, rows_first
 from runtime.kernels.attention.sol_reference import BLOCK, sol_attention
 from runtime.kernels.unavailable import Unavailable
@@ -35,11 +35,13 @@ def sink_blocks(rows: int, options: AttentionOptions) -> int:
 def attend_with(module: ModuleType, options: AttentionOptions) -> Attend:
     """The callable over an imported comfy_kitchen."""
 
+    sol_attn = function(NAME, module, "sol_attn")
+
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         check(NAME, q_BHSd, HEAD_DIMS)
         sinks = [0, sink_blocks(q_BHSd.shape[2], options)]
         with module.use_backend("cuda"):  # else its registry may hand over to the eager one
-            out_BSHd: Tensor = module.sol_attn(
+            out_BSHd: Tensor = sol_attn(
                 rows_first(q_BHSd),
                 rows_first(k_BHSd),
                 rows_first(v_BHSd),
@@ -72,7 +74,7 @@ def load(device: torch.device, options: AttentionOptions) -> Attend:
     module, version = installed(NAME, DISTRIBUTION, "comfy_kitchen")
     if release(version) < LEAST_VERSION:
         raise Unavailable(NAME, f"comfy-kitchen {version} is installed, 0.2.40 or newer is needed")
-    if not module.sol_attn_is_available(device):
+    if not function(NAME, module, "sol_attn_is_available")(device):
         raise Unavailable(
             NAME,
             f"the compiled sol_attn of comfy-kitchen {version} does not run on this GPU and driver "
@@ -103,5 +105,6 @@ BACKEND = AttentionBackend(
         "runs the reference"
     ),
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
-from runtime.kernels.attention.packages import capabilities, installed, need_cuda
+from runtime.kernels.attention.packages import capabilities, function, installed, need_cuda
 from runtime.kernels.attention.sage_package import check, rows_first
 from runtime.kernels.attention.sol import HEAD_DIMS, reference, settings
 
@@ -34,9 +34,11 @@ def sink_tokens(rows: int, options: AttentionOptions) -> int:
 def attend_with(module: ModuleType, options: AttentionOptions) -> Attend:
     """The callable over an imported sol_attn."""
 
+    sol_attn = function(NAME, module, "sol_attn")
+
     def attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
         check(NAME, q_BHSd, HEAD_DIMS)
-        out_BSHd: Tensor = module.sol_attn(
+        out_BSHd: Tensor = sol_attn(
             rows_first(q_BHSd),
             rows_first(k_BHSd),
             rows_first(v_BHSd),
@@ -76,5 +78,6 @@ BACKEND = AttentionBackend(
         f"{capabilities(CAPABILITIES)}; a CPU runs the reference"
     ),
     package=DISTRIBUTION,
+    head_dims=HEAD_DIMS,
     dtypes=DTYPES,
 )

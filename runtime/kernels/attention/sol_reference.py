@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.attention.heads import head_by_head
+
 BLOCK = 64
 _LEAST_VARIANCE = 1e-6
 
@@ -22,15 +24,16 @@ _LEAST_VARIANCE = 1e-6
 def sol_attention(
     q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, *, tau: float, sink_blocks: int
 ) -> Tensor:
-    """q, k, v [1, H, S, d] of one type -> [1, S, H*d] in it; none of them is written.
+    """q, k, v [B, H, S, d] of one type -> [B, S, H*d] in it; none of them is written.
 
     The first `sink_blocks` blocks are exact for all queries, and their queries see all keys.
     """
-    heads = [
-        _head(q_Sd.float(), k_Sd.float(), v_Sd.float(), tau, sink_blocks)
-        for q_Sd, k_Sd, v_Sd in zip(q_BHSd[0], k_BHSd[0], v_BHSd[0], strict=True)
-    ]
-    return torch.stack(heads, dim=1).to(q_BHSd.dtype).flatten(1)[None]
+    return head_by_head(
+        lambda q, k, v: _head(q.float(), k.float(), v.float(), tau, sink_blocks),
+        q_BHSd,
+        k_BHSd,
+        v_BHSd,
+    )
 
 
 def _head(q_Sd: Tensor, k_Sd: Tensor, v_Sd: Tensor, tau: float, sinks: int) -> Tensor:

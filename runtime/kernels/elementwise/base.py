@@ -33,6 +33,18 @@ class Elementwise(Protocol):
     ) -> Tensor:
         """x += o * gate in place with one rounding; returns x."""
 
+    def gated_add_norm(
+        self,
+        x_SD: Tensor,
+        o_SD: Tensor,
+        gate_TD: Tensor,
+        norm: nn.RMSNorm,
+        shift_TD: Tensor,
+        scale_TD: Tensor,
+        spans: Sequence[Span],
+    ) -> Tensor:
+        """`gated_add` in place on x, then `norm_modulate` of x, which is returned."""
+
     def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
         """silu of the first half, rounded, times the second: [S, F]."""
 

@@ -38,6 +38,20 @@ class Eager:
             x_SD[start:stop].addcmul_(o_SD[start:stop], gate_TD[row].to(x_SD.dtype))
         return x_SD
 
+    def gated_add_norm(
+        self,
+        x_SD: Tensor,
+        o_SD: Tensor,
+        gate_TD: Tensor,
+        norm: nn.RMSNorm,
+        shift_TD: Tensor,
+        scale_TD: Tensor,
+        spans: Sequence[Span],
+    ) -> Tensor:
+        """The one, then the other."""
+        x_SD = self.gated_add(x_SD, o_SD, gate_TD, spans)
+        return self.norm_modulate(norm, x_SD, shift_TD, scale_TD, spans)
+
     def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
         """silu is rounded before the product."""
         gate, up = gate_up_S2F.chunk(2, dim=-1)

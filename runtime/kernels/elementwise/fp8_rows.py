@@ -42,6 +42,22 @@ class FP8Rows:
         """Triton's, in place on x."""
         return self._plain.gated_add(x_SD, o_SD, gate_TD, spans)
 
+    def gated_add_norm(
+        self,
+        x_SD: Tensor,
+        o_SD: Tensor,
+        gate_TD: Tensor,
+        norm: nn.RMSNorm,
+        shift_TD: Tensor,
+        scale_TD: Tensor,
+        spans: Sequence[Span],
+    ) -> Scaled:
+        """As Triton's, the norm quantised row by row."""
+        result: Scaled = self._kernels.gated_add_norm(
+            x_SD, o_SD, gate_TD, norm.weight, norm.eps, shift_TD, scale_TD, self._plain.rows(spans)
+        )
+        return result
+
     def swiglu(self, gate_up_S2F: Tensor) -> Scaled:
         """As Triton's, quantised row by row."""
         result: Scaled = self._kernels.swiglu(gate_up_S2F)

@@ -13,7 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.elementwise.triton_kernels import WARPS_OF_A_ROW
+from runtime.kernels.elementwise.triton_kernels import (
+    WARPS_OF_A_ROW,
+    gated_sum,
+    modulated,
+    require_layout,
+)
 from runtime.kernels.linear.triton_fp8 import store_codes
 from runtime.kernels.scaled import AMAX_FLOOR, E4M3_MAX, Scaled
 
@@ -39,18 +44,41 @@ def _norm_modulate_codes(
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < D
-    dtype = x.dtype.element_ty
-    v = tl.load(x + row * D + cols, mask=mask, other=0.0).to(tl.float32)
-    rstd = tl.math.rsqrt(tl.sum(v * v, axis=0) / D + eps)
-    w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    v = tl.load(x + row * D + cols, mask=mask, other=0.0)
     table = tl.load(rows + row).to(tl.int64) * table_stride
-    s = tl.load(scale + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
-    b = tl.load(shift + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
-    normed = (v * rstd * w).to(dtype).to(tl.float32)
-    factor = (1.0 + s).to(dtype).to(tl.float32)
-    scaled = (normed * factor).to(dtype).to(tl.float32)
-    y = (scaled + b).to(dtype).to(tl.float32)
-    store_codes(y, codes, scales, row, cols, mask, D, FLOOR, MOST)
+    made = modulated(v, weight, shift, scale, table, cols, mask, D, eps)
+    store_codes(made.to(tl.float32), codes, scales, row, cols, mask, D, FLOOR, MOST)
+
+
+@triton.jit
+def _gated_add_norm_codes(
+    x,
+    o,
+    gate,
+    weight,
+    shift,
+    scale,
+    rows,
+    codes,
+    scales,
+    D,
+    gate_stride,
+    table_stride,
+    eps,
+    FLOOR: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < D
+    table = tl.load(rows + row).to(tl.int64)
+    at = row * D + cols
+    total = gated_sum(x + at, o + at, gate + table * gate_stride + cols, mask)
+    tl.store(x + at, total, mask=mask)
+    table *= table_stride
+    made = modulated(total, weight, shift, scale, table, cols, mask, D, eps)
+    store_codes(made.to(tl.float32), codes, scales, row, cols, mask, D, FLOOR, MOST)
 
 
 @triton.jit
@@ -73,7 +101,7 @@ def norm_modulate(
 ) -> Scaled:
     """[S, D] -> codes [S, D] and scales [S, 1]; rows_S int32 names each row's table row."""
     rows, width = x_SD.shape
-    _check(x_SD.is_contiguous() and shift_TD.stride() == scale_TD.stride(), x_SD, shift_TD)
+    require_layout(x_SD.is_contiguous() and shift_TD.stride() == scale_TD.stride(), x_SD, shift_TD)
     made = _empty(rows, width, x_SD.device)
     _norm_modulate_codes[(rows,)](
         x_SD,
@@ -95,10 +123,48 @@ def norm_modulate(
     return made
 
 
+def gated_add_norm(
+    x_SD: Tensor,
+    o_SD: Tensor,
+    gate_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    shift_TD: Tensor,
+    scale_TD: Tensor,
+    rows_S: Tensor,
+) -> Scaled:
+    """x += o * gate in place; the sum's norm_modulate as codes [S, D] and scales [S, 1]."""
+    rows, width = x_SD.shape
+    fits = x_SD.is_contiguous() and o_SD.is_contiguous()
+    require_layout(fits and shift_TD.stride() == scale_TD.stride(), x_SD, o_SD, shift_TD)
+    made = _empty(rows, width, x_SD.device)
+    _gated_add_norm_codes[(rows,)](
+        x_SD,
+        o_SD,
+        gate_TD,
+        weight_D,
+        shift_TD,
+        scale_TD,
+        rows_S,
+        made.codes,
+        made.scale,
+        width,
+        gate_TD.stride(0),
+        shift_TD.stride(0),
+        eps,
+        FLOOR=AMAX_FLOOR,
+        MOST=E4M3_MAX,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=WARPS_OF_A_ROW,
+        enable_fp_fusion=False,
+    )
+    return made
+
+
 def swiglu(gate_up_S2F: Tensor) -> Scaled:
     """[S, 2F] -> codes [S, F] and scales [S, 1]."""
     rows, double = gate_up_S2F.shape
-    _check(gate_up_S2F.is_contiguous(), gate_up_S2F)
+    require_layout(gate_up_S2F.is_contiguous(), gate_up_S2F)
     made = _empty(rows, double // 2, gate_up_S2F.device)
     _swiglu_codes[(rows,)](
         gate_up_S2F,
@@ -117,9 +183,3 @@ def swiglu(gate_up_S2F: Tensor) -> Scaled:
 def _empty(rows: int, width: int, device: torch.device) -> Scaled:
     codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device)
     return Scaled(codes, torch.empty(rows, 1, dtype=torch.float32, device=device))
-
-
-def _check(fits: bool, *tensors: Tensor) -> None:
-    if not fits:
-        shapes = ", ".join(f"{tuple(t.shape)} of strides {t.stride()}" for t in tensors)
-        raise ValueError(f"the Triton kernels do not take tensors laid out like this: {shapes}")

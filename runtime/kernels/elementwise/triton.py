@@ -21,8 +21,8 @@ from runtime.kernels.unavailable import Unavailable
 class Triton:
     """The row of the table that each packed row uses is laid out once per set of spans."""
 
-    def __init__(self, kernels: Any, device: torch.device) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Any, rope_kernels: Any, device: torch.device) -> None:
+        self._kernels, self._rope_kernels = kernels, rope_kernels
         self._device = device
         self._spans: tuple[Span, ...] = ()
         self._rows_S = torch.empty(0, dtype=torch.int32, device=device)
@@ -49,6 +49,22 @@ class Triton:
         self._kernels.gated_add(x_SD, o_SD, gate_TD, self.rows(spans))
         return x_SD
 
+    def gated_add_norm(
+        self,
+        x_SD: Tensor,
+        o_SD: Tensor,
+        gate_TD: Tensor,
+        norm: nn.RMSNorm,
+        shift_TD: Tensor,
+        scale_TD: Tensor,
+        spans: Sequence[Span],
+    ) -> Tensor:
+        """As the eager form: x is read and written once, and its norm taken meanwhile."""
+        result: Tensor = self._kernels.gated_add_norm(
+            x_SD, o_SD, gate_TD, norm.weight, norm.eps, shift_TD, scale_TD, self.rows(spans)
+        )
+        return result
+
     def swiglu(self, gate_up_S2F: Tensor) -> Tensor:
         """As the eager form."""
         result: Tensor = self._kernels.swiglu(gate_up_S2F)
@@ -63,9 +79,8 @@ class Triton:
         k_weight_d: Tensor,
         eps: float,
     ) -> None:
-        """As the eager form."""
-        self._kernels.rms_rope(q_SHd, table_1S1R22, q_weight_d, eps)
-        self._kernels.rms_rope(k_SHd, table_1S1R22, k_weight_d, eps)
+        """As the eager form, q and k at once."""
+        self._rope_kernels.rms_rope(q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps)
 
     def kept(self) -> tuple[Tensor, ...]:
         """The rows of the last spans."""
@@ -83,7 +98,8 @@ class Triton:
 
 
 def _load(device: torch.device) -> Triton:
-    return Triton(_kernels("triton_kernels", device), device)
+    kernels = _kernels("triton_kernels", device)
+    return Triton(kernels, _kernels("triton_rope_kernels", device), device)
 
 
 def _load_vae(device: torch.device) -> VaeTriton:

@@ -1,4 +1,4 @@
-"""Triton kernels of the denoiser's elementwise steps (contract 1.13 to 1.15); needs `triton`.
+"""Triton kernels of the denoiser's sums, norms and SwiGLU (contract 1.13, 1.15); needs `triton`.
 
 `enable_fp_fusion=False` everywhere: LLVM narrows bf16(a * b) to a bf16 product and would contract
 it with the following sum into one bf16 fma, which skips a rounding (30 % of the values differed).
@@ -14,7 +14,31 @@ from torch import Tensor
 
 WARPS_OF_A_ROW = 8
 COLUMNS = 2048  # of the SwiGLU, per program
-HEADS = 8  # of the rotation, per program
+
+
+@triton.jit
+def modulated(x_row, weight, shift, scale, table, cols, mask, D, eps):
+    """A row of the compute dtype through norm and modulation, each step rounded to it."""
+    dtype = x_row.dtype
+    v = x_row.to(tl.float32)
+    rstd = tl.math.rsqrt(tl.sum(v * v, axis=0) / D + eps)
+    w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(scale + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
+    b = tl.load(shift + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
+    normed = (v * rstd * w).to(dtype).to(tl.float32)
+    factor = (1.0 + s).to(dtype).to(tl.float32)
+    scaled = (normed * factor).to(dtype).to(tl.float32)
+    return (scaled + b).to(dtype)
+
+
+@triton.jit
+def gated_sum(x_at, o_at, gate_at, mask):
+    """x + o * gate with one rounding, in the dtype of x."""
+    dtype = x_at.dtype.element_ty
+    g = tl.load(gate_at, mask=mask, other=0.0).to(dtype).to(tl.float32)
+    v = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
+    u = tl.load(o_at, mask=mask, other=0.0).to(tl.float32)
+    return tl.fma(u, g, v).to(dtype)
 
 
 @triton.jit
@@ -22,17 +46,10 @@ def _norm_modulate_row(x, weight, shift, scale, rows, y, D, table_stride, eps, B
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < D
-    dtype = y.dtype.element_ty
-    v = tl.load(x + row * D + cols, mask=mask, other=0.0).to(tl.float32)
-    rstd = tl.math.rsqrt(tl.sum(v * v, axis=0) / D + eps)
-    w = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    v = tl.load(x + row * D + cols, mask=mask, other=0.0)
     table = tl.load(rows + row).to(tl.int64) * table_stride
-    s = tl.load(scale + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
-    b = tl.load(shift + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
-    normed = (v * rstd * w).to(dtype).to(tl.float32)
-    factor = (1.0 + s).to(dtype).to(tl.float32)
-    scaled = (normed * factor).to(dtype).to(tl.float32)
-    tl.store(y + row * D + cols, (scaled + b).to(dtype), mask=mask)
+    made = modulated(v, weight, shift, scale, table, cols, mask, D, eps)
+    tl.store(y + row * D + cols, made, mask=mask)
 
 
 @triton.jit
@@ -40,12 +57,37 @@ def _gated_add_row(x, o, gate, rows, D, table_stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < D
-    dtype = x.dtype.element_ty
     table = tl.load(rows + row).to(tl.int64) * table_stride
-    g = tl.load(gate + table + cols, mask=mask, other=0.0).to(dtype).to(tl.float32)
-    v = tl.load(x + row * D + cols, mask=mask, other=0.0).to(tl.float32)
-    u = tl.load(o + row * D + cols, mask=mask, other=0.0).to(tl.float32)
-    tl.store(x + row * D + cols, tl.fma(u, g, v).to(dtype), mask=mask)
+    at = row * D + cols
+    tl.store(x + at, gated_sum(x + at, o + at, gate + table + cols, mask), mask=mask)
+
+
+@triton.jit
+def _gated_add_norm_row(
+    x,
+    o,
+    gate,
+    weight,
+    shift,
+    scale,
+    rows,
+    y,
+    D,
+    gate_stride,
+    table_stride,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < D
+    table = tl.load(rows + row).to(tl.int64)
+    at = row * D + cols
+    total = gated_sum(x + at, o + at, gate + table * gate_stride + cols, mask)
+    tl.store(x + at, total, mask=mask)
+    table *= table_stride
+    made = modulated(total, weight, shift, scale, table, cols, mask, D, eps)
+    tl.store(y + at, made, mask=mask)
 
 
 @triton.jit
@@ -58,51 +100,6 @@ def _swiglu_part(gate_up, h, F, BLOCK: tl.constexpr):
     u = tl.load(gate_up + row * 2 * F + F + cols, mask=mask, other=0.0).to(tl.float32)
     a = (g / (1.0 + tl.exp(-g))).to(dtype).to(tl.float32)
     tl.store(h + row * F + cols, (a * u).to(dtype), mask=mask)
-
-
-@triton.jit
-def _rms_rope_heads(
-    x,
-    table,
-    weight,
-    row_stride,
-    head_stride,
-    H,
-    eps,
-    HEADS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PAIRS_POW2: tl.constexpr,
-    TAIL: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    pairs = tl.arange(0, PAIRS_POW2)
-    tail = 2 * PAIRS + tl.arange(0, TAIL)
-    d: tl.constexpr = 2 * PAIRS + TAIL
-    dtype = x.dtype.element_ty
-    is_head, is_pair = (heads < H)[:, None], pairs < PAIRS
-    both = is_head & is_pair[None, :]
-    base = x + row * row_stride + heads[:, None] * head_stride
-    low = tl.load(base + pairs[None, :], mask=both, other=0.0).to(tl.float32)
-    high = tl.load(base + PAIRS + pairs[None, :], mask=both, other=0.0).to(tl.float32)
-    rest = tl.load(base + tail[None, :], mask=is_head, other=0.0).to(tl.float32)
-    squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1) + tl.sum(rest * rest, axis=1)
-    rstd = tl.math.rsqrt(squares / d + eps)[:, None]
-    w_low = tl.load(weight + pairs, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    w_high = tl.load(weight + PAIRS + pairs, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    w_rest = tl.load(weight + tail).to(tl.float32)[None, :]
-    low = (low * rstd * w_low).to(dtype).to(tl.float32)
-    high = (high * rstd * w_high).to(dtype).to(tl.float32)
-    matrix = table + (row * PAIRS + pairs) * 4
-    cos = tl.load(matrix, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    minus_sin = tl.load(matrix + 1, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(matrix + 2, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    cos_again = tl.load(matrix + 3, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    a = (cos * low).to(dtype).to(tl.float32) + (minus_sin * high).to(dtype).to(tl.float32)
-    b = (sin * low).to(dtype).to(tl.float32) + (cos_again * high).to(dtype).to(tl.float32)
-    tl.store(base + pairs[None, :], a.to(dtype), mask=both)
-    tl.store(base + PAIRS + pairs[None, :], b.to(dtype), mask=both)
-    tl.store(base + tail[None, :], (rest * rstd * w_rest).to(dtype), mask=is_head)
 
 
 def norm_modulate(
@@ -146,6 +143,41 @@ def gated_add(x_SD: Tensor, o_SD: Tensor, gate_TD: Tensor, rows_S: Tensor) -> No
     )
 
 
+def gated_add_norm(
+    x_SD: Tensor,
+    o_SD: Tensor,
+    gate_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    shift_TD: Tensor,
+    scale_TD: Tensor,
+    rows_S: Tensor,
+) -> Tensor:
+    """gated_add in place on x, and norm_modulate of the sum: a new [S, D]."""
+    rows, width = x_SD.shape
+    fits = x_SD.is_contiguous() and o_SD.is_contiguous()
+    require_layout(fits and shift_TD.stride() == scale_TD.stride(), x_SD, o_SD, shift_TD)
+    y_SD = torch.empty_like(x_SD)
+    _gated_add_norm_row[(rows,)](
+        x_SD,
+        o_SD,
+        gate_TD,
+        weight_D,
+        shift_TD,
+        scale_TD,
+        rows_S,
+        y_SD,
+        width,
+        gate_TD.stride(0),
+        shift_TD.stride(0),
+        eps,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=WARPS_OF_A_ROW,
+        enable_fp_fusion=False,
+    )
+    return y_SD
+
+
 def swiglu(gate_up_S2F: Tensor) -> Tensor:
     """A new [S, F]."""
     rows, double = gate_up_S2F.shape
@@ -156,30 +188,6 @@ def swiglu(gate_up_S2F: Tensor) -> Tensor:
         gate_up_S2F, h_SF, double // 2, BLOCK=COLUMNS, num_warps=8, enable_fp_fusion=False
     )
     return h_SF
-
-
-def rms_rope(x_SHd: Tensor, table_1S1R22: Tensor, weight_d: Tensor, eps: float) -> None:
-    """Normalises and rotates in place; heads may lie anywhere, values of a head together."""
-    rows, heads, width = x_SHd.shape
-    pairs = table_1S1R22.shape[3]
-    tail = width - 2 * pairs
-    fits = x_SHd.stride(2) == 1 and table_1S1R22.is_contiguous() and tail & (tail - 1) == 0 < tail
-    require_layout(fits, x_SHd, table_1S1R22)
-    _rms_rope_heads[(rows, triton.cdiv(heads, HEADS))](
-        x_SHd,
-        table_1S1R22,
-        weight_d,
-        x_SHd.stride(0),
-        x_SHd.stride(1),
-        heads,
-        eps,
-        HEADS=HEADS,
-        PAIRS=pairs,
-        PAIRS_POW2=triton.next_power_of_2(pairs),
-        TAIL=tail,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
 
 
 def require_layout(fits: bool, *tensors: Tensor) -> None:

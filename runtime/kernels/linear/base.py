@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runtime.checkpoints.base import PackedWeight
 
@@ -20,6 +20,8 @@ class LinearBackend:
     build: Callable[[PackedWeight], nn.Module]
     reason: Callable[[torch.device], str]  # "" when it can run on that device
     route: Callable[[torch.device], str]
+    # Its arithmetic on any CPU, (packed, x [...,K]) -> [...,N]; None: `build` gives it there
+    reference: Callable[[PackedWeight, Tensor], Tensor] | None = None
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
     scales_all_rows: bool = False  # activations by their largest: groups of rows round otherwise

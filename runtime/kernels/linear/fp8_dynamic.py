@@ -52,7 +52,10 @@ def _quantise(x_MK: Tensor, amax: Tensor) -> Scaled:
 
 
 class FP8DynamicLinear(AmaxLinear):
-    """y = round(acc * (scale_x * scale_w) + b); on a GPU acc is torch's _scaled_mm, fp32.
+    """y = round(round(acc * (scale_x * scale_w)) + b); on a GPU acc is torch's _scaled_mm, fp32.
+
+    The bias comes after the rounded product for any number of rows: cuBLASLt has no row-wise kernel
+    that adds it for few rows of some widths (1 and 17 rows, H200: CUBLAS_STATUS_NOT_SUPPORTED).
 
     The weight is quantised once, from fp32; stored e4m3 codes stay as they are with their scale. A
     stored input_scale is not used. On the CPU acc is exact: products of e4m3 codes are multiples of
@@ -87,23 +90,23 @@ class FP8DynamicLinear(AmaxLinear):
 
     def multiply(self, scaled: Scaled, dtype: torch.dtype) -> Tensor:
         """Codes [M,K] -> [M,N] in `dtype`."""
-        bias = None if self.bias is None else self.bias.to(dtype)
-        if not scaled.codes.is_cuda:
-            return self._reference(scaled, dtype, bias)
+        product = self._product if scaled.codes.is_cuda else self._reference
+        y_MN = product(scaled, dtype)
+        return y_MN if self.bias is None else y_MN.add_(self.bias.to(dtype))
+
+    def _product(self, scaled: Scaled, dtype: torch.dtype) -> Tensor:
         return torch._scaled_mm(
             scaled.codes,
             self.weight.t(),
             scale_a=scaled.scale,
             scale_b=self.weight_scale,
-            bias=bias,
             out_dtype=dtype,
             use_fast_accum=True,
         )
 
-    def _reference(self, scaled: Scaled, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    def _reference(self, scaled: Scaled, dtype: torch.dtype) -> Tensor:
         acc_MN = scaled.codes.double() @ self.weight.double().t()
-        y_MN = acc_MN * (scaled.scale.double() * self.weight_scale.double())
-        return (y_MN if bias is None else y_MN + bias.double()).to(dtype)
+        return (acc_MN * (scaled.scale.double() * self.weight_scale.double())).to(dtype)
 
 
 def quantiser(*, rowwise: bool, on_gpu: bool) -> Quantise:

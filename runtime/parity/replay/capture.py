@@ -20,8 +20,7 @@ from runtime.h3.denoise import Side
 from runtime.h3.load import DTYPES, attention_options, load_denoiser
 from runtime.h3.schedule import SCHEDULERS
 from runtime.h3.text_streamed import encoder_of
-from runtime.h3.video_vae import load_video_vae
-from runtime.kernels.attention import load_attention
+from runtime.h3.video_vae import load_vae_attention, load_video_vae
 from runtime.messages import Plan
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported
@@ -53,7 +52,7 @@ class _Capture(Case):
             video,
             device=device,
             dtype=dtype,
-            attend=load_attention(plan.vae_attention, device, dtype, attention_options(plan)),
+            attend=load_vae_attention(plan.vae_attention, device, dtype, attention_options(plan)),
             int8=plan.int8,
             elementwise=plan.elementwise,
             tiles=plan.vae_tiles,

@@ -23,8 +23,8 @@ from runtime.h3.video_tiles import (
     num_chunks,
     split,
 )
-from runtime.h3.video_vae import ENCODE_STAGE, VideoVAE, load_video_vae
-from runtime.kernels.attention import AttentionOptions, load_attention
+from runtime.h3.video_vae import ENCODE_STAGE, VideoVAE, load_vae_attention, load_video_vae
+from runtime.kernels.attention import AttentionOptions
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
 from runtime.parity.settings import vae_attention
@@ -54,7 +54,7 @@ def load_golden_vae(golden: Golden, checkpoints: Path, setup: Setup) -> VideoVAE
         raise Unsupported(f"video VAE dtype {dtype}")
     checkpoint = open_checkpoint(checkpoints / f"{golden.params['vvae']}.safetensors", "video_vae")
     name, options = vae_attention(golden, setup), AttentionOptions()
-    attend = load_attention(name, setup.device, DTYPES[dtype], options)
+    attend = load_vae_attention(name, setup.device, DTYPES[dtype], options)
     return load_video_vae(
         checkpoint,
         device=setup.device,

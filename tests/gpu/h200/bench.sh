@@ -18,7 +18,8 @@ plan() { # plan NAME 'field = value'...: over the exact plan of this card; the w
   python3 - "$file" "${@:2}" <<'PY'
 import sys
 fields = {"device": '"cuda"', "dtype": '"bf16"', "attention": '"sdpa_cudnn"', "elementwise": '"triton"',
-          "vae_attention": '"sdpa_cudnn"', "video_vae_dtype": '"fp16"', "text_encoder": '"stream"'}
+          "vae_attention": '"sdpa_cudnn"', "video_vae_dtype": '"fp16"', "vae_tiles": "15",
+          "text_encoder": '"stream"'}
 for given in sys.argv[2:]:
     key, _, value = given.partition("=")
     value = value.strip()
@@ -88,8 +89,7 @@ plan offloaded adaln=offloaded
 plan graphs graphs=true kernel_times=false
 plan no_meter kernel_times=false
 plan low memory=low
-plan vae_tiles1 elementwise=eager
-plan vae_tiles vae_tiles=12
+plan vae_tiles1 elementwise=eager vae_tiles=1
 plan vae_fp32 video_vae_dtype=fp32
 plan resident attention=fa4 text_encoder=resident
 
@@ -112,7 +112,7 @@ declare -A run=(
   [nvfp4]='bench nvfp4 120 --plan $P/nvfp4_packed.toml --against $P/nvfp4_cached.toml --text-rows 300 --random-weights pruned_nvfp4 --no-decode'
   [nvfp4_memory]='bench nvfp4_memory 110 --plan $P/nvfp4_packed.toml --text-rows 300 --random-weights pruned_nvfp4 --runs 2'
   [full]='bench full 170 --plan $P/offloaded.toml --text-rows 300 --random-weights full_bf16 --runs 2'
-  [vae]='bench vae 120 --plan $P/vae_tiles1.toml --against $P/vae_tiles.toml "${bf16[@]}" --steps 1'
+  [vae]='bench vae 120 --plan $P/vae_tiles1.toml --against $P/exact.toml "${bf16[@]}" --steps 1'
   [vae_fp32]='bench vae_fp32 150 --plan $P/vae_fp32.toml "${bf16[@]}" --steps 1 --runs 2'
   [repeat]='bench repeat 200 --plan $P/resident.toml --request reference_960x544_124f --steps 2 --random-weights pruned_nvfp4 ${media[@]+"${media[@]}"} --repeat-request'
   [profile]='bench profile 120 --plan $P/exact.toml "${bf16[@]}" --no-decode --runs 1 --profile'
