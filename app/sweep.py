@@ -15,19 +15,19 @@ _GIB = 1 << 30
 _COMPARE_SECONDS = 300.0
 
 
-def chosen(names: str, devices: int, what: str) -> list[str]:
+def chosen(names: str, devices: int, *, cuda: bool) -> list[str]:
     """The layouts of "all" or of "U2,U4", single first: all else is told against it.
 
-    devices: that this machine has; "all" takes what fits on them. ValueError for a name that does
-    not exist, and for a layout that needs more.
+    devices: GPUs, or cores of the CPU, that this machine has; "all" takes what fits on them.
+    ValueError for a name that does not exist, and for a layout that needs more GPUs.
     """
     if names == "all":
         return [name for name in LAYOUTS if Layout.parse(name).ranks <= devices]
     asked = [name.strip() for name in names.split(",") if name.strip()]
     for name in asked:
         ranks = Layout.parse(name).ranks
-        if ranks > devices:
-            raise ValueError(f"layout {name} needs {ranks} {what}, this machine has {devices}")
+        if cuda and ranks > devices:
+            raise ValueError(f"layout {name} needs {ranks} GPUs, this machine has {devices}")
     return [SINGLE, *dict.fromkeys(name for name in asked if name != SINGLE)]
 
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--text-rows must be 1 or more, got {args.text_rows}")
     plan = presets.load_plan(presets.find("plans", args.plan))
     request = _request(args)
-    names = sweep.chosen(args.layouts, *_devices(plan))
+    names = sweep.chosen(args.layouts, _devices(plan), cuda=plan.device == "cuda")
     for name in names:
         replace(plan, layout=name)  # what the plan cannot be with a layout is said before the first
     with tempfile.TemporaryDirectory(prefix="h3-sweep-") as folder:
@@ -147,10 +147,10 @@ def _setup(
     }
 
 
-def _devices(plan: Plan) -> tuple[int, str]:
-    """How many ranks this machine can hold, and of what: GPUs, or cores for ranks on the CPU."""
+def _devices(plan: Plan) -> int:
+    """How many ranks this machine can hold: GPUs, or cores for ranks on the CPU."""
     if plan.device != "cuda":
-        return os.cpu_count() or 1, "cores"
+        return os.cpu_count() or 1
     code = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    return int(found.stdout), "GPUs"
+    return int(found.stdout)

@@ -33,7 +33,9 @@ HEADS, WIDTH = 56, 8
 DIMS = DitDims(hidden=256, ffn=1024, blocks=3, refiner_blocks=1, text_dim=16, grid=129)
 TARGET = TargetShape(latent_t=5, latent_h=18, latent_w=22, audio_t=25)  # 495 and 50 rows
 SIGMAS = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.0])
-BF16_LIMIT = 2e-2  # of velocities whose bf16 products may run as other kernels, as over fewer rows
+# Products over fewer rows may run as other kernels. On a CPU whose bf16 products do, the same cases
+# stay within 5e-2 where NVFP4 codes flip with that; its shared scale itself is tested to the bit.
+BF16_LIMIT, QUANTISED_LIMIT = 2e-2, 8e-2
 CASES: dict[str, dict[str, object]] = {
     "bf16": {"dtype": "bf16", "attention": "sdpa_cudnn", "elementwise": "triton"},
     "memory low": {"dtype": "bf16", "attention": "sdpa_cudnn", "memory": "low"},
@@ -41,7 +43,13 @@ CASES: dict[str, dict[str, object]] = {
     "nvfp4 fallback": {"dtype": "bf16", "nvfp4": "nvfp4_kitchen_fallback"},
     "fp32": {"dtype": "fp32"},
 }
-LIMITS = dict.fromkeys(CASES, BF16_LIMIT) | {"fp32": 1e-5}
+LIMITS = {
+    "bf16": BF16_LIMIT,
+    "memory low": BF16_LIMIT,
+    "fp8_tensorwise": QUANTISED_LIMIT,
+    "nvfp4 fallback": QUANTISED_LIMIT,
+    "fp32": 1e-5,
+}
 
 
 def on_gpus(work: Callable[..., Any], name: str, *args: object) -> list[Any]:

@@ -58,10 +58,10 @@ def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str) -> None:
 
 
 def test_all_takes_what_the_machine_can_hold_and_single_comes_first() -> None:
-    assert sweep.chosen("all", 2, "GPUs") == ["single", "U2", "TP2"]
-    assert sweep.chosen("U4, U2", 4, "GPUs") == ["single", "U4", "U2"]
+    assert sweep.chosen("all", 2, cuda=True) == ["single", "U2", "TP2"]
+    assert sweep.chosen("U4, U2", 4, cuda=True) == ["single", "U4", "U2"]
 
 
 def test_a_layout_that_the_machine_cannot_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="layout U4 needs 4 GPUs, this machine has 2"):
-        sweep.chosen("U4", 2, "GPUs")
+        sweep.chosen("U4", 2, cuda=True)
