@@ -36,6 +36,10 @@ from runtime.parity.plans import read_plan
 
 BASELINE = "baseline"  # --against: the correctness baseline of the plan on this machine
 DEFAULT_REQUEST = "reference_960x544_124f"
+EXITS = (
+    "exit status: 0 passed; 1 failed; 2 bad input, or no verdict: a backend cannot run here, or is "
+    "not exercised (no layer of the checkpoint uses it, its cache answered no step)"
+)
 GOLDENS = Path(__file__).parents[2] / "tests" / "goldens"
 _TOLD = (
     "fields",
@@ -52,6 +56,7 @@ _TOLD = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--plan --against, what is evaluated, and where the figures go."""
+    parser.epilog = EXITS
     parser.add_argument("--plan", help="plan P: a TOML file or a name in presets/plans")
     parser.add_argument(
         "--against",
@@ -89,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: within limits; 1: a stream of a step is beyond; 2: cannot run here, or bad input."""
+    """0: within limits; 1: a stream of a step is beyond; 2: no verdict (EXITS), or bad input."""
     _check(args)
     base = read_plan(args.plan) if args.plan else gate_plans.default_plan()
     base = gate_plans.changed(base, args.settings)

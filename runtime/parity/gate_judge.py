@@ -194,7 +194,8 @@ def _yardstick(
     """The worst step of the class's yardstick, by stream; None where there is none.
 
     One that is itself beyond the class's fixed limit is broken, here or in Q: a limit made of it
-    would let anything pass.
+    would let anything pass. One at distance 0 ran Q's own kernel (in fp32 on CUDA, sdpa_cudnn is
+    sdpa): a limit made of it would let nothing pass.
     """
     most = one.fixed("fp32" if q.dtype == "fp32" else "bf16") * _guided(case)
     for other in _candidates(p, q, one):
@@ -209,6 +210,9 @@ def _yardstick(
         against = f"{other} against {q.attention}, this run"
         if not all(distance <= most for distance in found.values()):
             said[f"{one.name}: no yardstick is {against}: {max(found.values()):.2g} off"] = None
+            continue
+        if not any(found.values()):
+            said[f"{one.name}: no yardstick is {against}: the same bits"] = None
             continue
         said[f"{one.name}: {one.factor:g} x {against}"] = None
         return found

@@ -12,22 +12,22 @@ import torch
 from runtime.machine import machine
 from runtime.messages import Plan
 from runtime.parity.gate_classes import BACKEND_FIELDS, OPTIONS
-from runtime.parity.gate_judge import FAILED, PASSED, STREAMS, UNAVAILABLE, Verdict
+from runtime.parity.gate_judge import FAILED, IDLE, PASSED, STREAMS, UNAVAILABLE, Verdict
 from runtime.parity.report import number
 
 GATED = (
     "gated: relative L2 of the network's velocity, P evaluated at Q's x and sigma; "
     "shown: the denoised (at a small sigma it hides errors) and the final latents of free runs"
 )
-EXIT_FAILED, EXIT_UNAVAILABLE = 1, 2
+EXIT_FAILED, EXIT_NO_VERDICT = 1, 2
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:
-    """1 if any failed; else 2 if none passed and some could not run here; else 0."""
+    """1 if any failed; 0 if one passed; else 2: a script must not read "not run" as passed."""
     found = {verdict.status for verdict in verdicts}
     if FAILED in found:
         return EXIT_FAILED
-    return EXIT_UNAVAILABLE if UNAVAILABLE in found and PASSED not in found else 0
+    return 0 if PASSED in found else EXIT_NO_VERDICT
 
 
 def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[str, Any]:
@@ -56,11 +56,11 @@ def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[s
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Verdict over all cases, and the worst figures."""
     told = [v for v in verdicts if v.steps]
-    status = {0: "passed", EXIT_FAILED: "failed", EXIT_UNAVAILABLE: "unavailable"}
-    idle = not told and exit_status(verdicts) == 0
+    untold = UNAVAILABLE if any(v.status == UNAVAILABLE for v in verdicts) else IDLE
+    status = {0: "passed", EXIT_FAILED: "failed", EXIT_NO_VERDICT: untold}
     return {
         "exit": exit_status(verdicts),
-        "status": "not exercised" if idle else status[exit_status(verdicts)],
+        "status": status[exit_status(verdicts)],
         "cases": len(verdicts),
         "failed": [v.case for v in verdicts if v.status == FAILED],
         "reason": next((v.reason for v in verdicts if v.status == UNAVAILABLE), ""),

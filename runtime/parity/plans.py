@@ -32,10 +32,12 @@ def read_plan(name: str) -> Plan:
     return Plan(models=models, **{"name": path.stem, **_typed(path, table)})
 
 
-def _models(path: Path, table: dict[str, Any]) -> ModelFiles:
+def _models(path: Path, table: Any) -> ModelFiles:
     """The four files, relative to the plan; an unnamed one is an empty path."""
+    if not isinstance(table, dict):
+        raise ValueError(f"models in {path.name} must be a table like [models], got {table!r}")
     names = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer")
-    named = {name: path.parent / Path(table[name]).expanduser() for name in names if name in table}
+    named = {name: _file(path, name, table[name]) for name in names if name in table}
     files = ModelFiles(
         dit=named.get("dit", Path()),
         text_encoder=named.get("text_encoder", Path()),
@@ -45,8 +47,20 @@ def _models(path: Path, table: dict[str, Any]) -> ModelFiles:
     )
     if "deepstack_layers" not in table:
         return files
-    first, second, third = table["deepstack_layers"]
+    layers = table["deepstack_layers"]
+    if not isinstance(layers, list) or [type(layer) for layer in layers] != [int, int, int]:
+        raise ValueError(
+            f"[models] deepstack_layers in {path.name} must be three whole numbers like "
+            f"[0, 1, 2], got {layers!r}"
+        )
+    first, second, third = layers
     return replace(files, deepstack_layers=(first, second, third))
+
+
+def _file(path: Path, name: str, value: Any) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"[models] {name} in {path.name} must be a path in quotes, got {value!r}")
+    return path.parent / Path(value).expanduser()
 
 
 def _typed(path: Path, table: dict[str, Any]) -> dict[str, Any]:

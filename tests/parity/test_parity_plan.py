@@ -102,6 +102,12 @@ def test_a_plans_island_rounding_is_really_used(tiny_checkpoints: Path, cpu_path
         ("attension = 'sdpa'\n", "unknown key 'attension' in p.toml"),
         ("device = 'tpu'\n", "plan field device must be one of cuda, cpu"),
         ("= 3\n", "is not valid TOML"),
+        ("models = 3\n", r"models in p.toml must be a table like \[models\], got 3"),
+        ("[models]\ndit = 3\n", "dit in p.toml must be a path in quotes, got 3"),
+        ("[models]\ndeepstack_layers = 3\n", "must be three whole numbers .* got 3"),
+        ("[models]\ndeepstack_layers = [1, 2]\n", r"three whole numbers .* got \[1, 2\]"),
+        ("[models]\ndeepstack_layers = [0, 1, '2']\n", "must be three whole numbers"),
+        ("[models]\ndeepstack_layers = [0, 1, true]\n", "must be three whole numbers"),
     ],
 )
 def test_a_bad_plan_is_refused_in_one_sentence(text: str, said: str, tmp_path: Path) -> None:

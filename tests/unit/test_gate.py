@@ -23,7 +23,7 @@ from runtime.parity import gate_classes, gate_judge
 from runtime.parity.gate_cases import OWN, Case, random_case
 from runtime.parity.gate_judge import Verdict
 from runtime.parity.gate_references import References
-from runtime.parity.gate_report import document, exit_status
+from runtime.parity.gate_report import document, exit_status, summary
 from runtime.parity.gate_tables import jumps
 from tests.denoiser_parts import FILES, demo_plan
 
@@ -170,6 +170,21 @@ def test_a_field_that_the_checkpoint_does_not_use_is_not_called_passed(case: Cas
     assert verdict.status == "not exercised"
 
 
+@pytest.mark.parametrize(
+    ("statuses", "code", "told"),
+    [
+        (("not exercised", "not exercised"), 2, "not exercised"),
+        (("not exercised", "unavailable"), 2, "unavailable"),
+        (("not exercised", "unavailable", "passed"), 0, "passed"),
+    ],
+)
+def test_without_a_passed_case_the_exit_status_is_not_0(
+    statuses: tuple[str, ...], code: int, told: str
+) -> None:
+    found = summary([Verdict(case=s, label="", status=s) for s in statuses])
+    assert (found["exit"], found["status"]) == (code, told)
+
+
 @pytest.mark.parametrize(("scale", "status"), [(1.002, "passed"), (1.5, "FAILED")])
 def test_a_lossy_backend_is_held_to_the_yardstick_of_the_same_run(
     case: Case, register: Register, scale: float, status: str
@@ -196,6 +211,21 @@ def test_a_broken_yardstick_does_not_let_a_broken_backend_pass(
     assert verdict.status == "FAILED"
     assert verdict.limits is not None and "no yardstick is sage2" in verdict.limits.why
     assert verdict.limits.of["video"] == pytest.approx(0.056)
+
+
+def test_a_yardstick_with_the_references_own_bits_leaves_the_fixed_limit(
+    case: Case, register: Register
+) -> None:
+    """As on CUDA in fp32, where sdpa and sdpa_cudnn are one kernel and sdpa_math is another."""
+    register("sdpa_math", lambda out, call: out)
+    register("other_sums", lambda out, call: out * (1 + 4e-6))
+    verdict = judge(plan(attention="other_sums"), plan(), case)
+    assert verdict.limits is not None
+    assert verdict.limits.why == (
+        "exact: no yardstick is sdpa_math against sdpa, this run: the same bits; exact: fixed 1e-05"
+    )
+    assert 2e-6 < verdict.worst("video") < verdict.limits.of["video"] == pytest.approx(1e-5)
+    assert verdict.status == "passed"
 
 
 def test_the_yardstick_is_not_held_to_itself(case: Case) -> None:

@@ -135,6 +135,18 @@ def test_an_unavailable_backend_has_status_2_and_a_file_for_the_console(
     assert "it needs a CUDA device" in page
 
 
+def test_a_backend_that_the_checkpoint_does_not_use_has_status_2_as_the_help_says(
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    p, q = plan_file(tmp_path, nvfp4="nvfp4_native"), plan_file(tmp_path)
+    options = ("--request", small, "--text-rows", "7", "--runs", tmp_path / "runs")
+    assert gate("--plan", p, "--against", q, *options) == 2
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["status"] == "not exercised"
+    with pytest.raises(SystemExit):
+        gate("--help")
+    assert "exit status: 0 passed; 1 failed; 2 bad input, or" in capsys.readouterr().out
+
+
 def test_the_baseline_is_taken_only_when_it_is_asked_for(
     tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 import torch
@@ -18,6 +18,8 @@ from runtime.h3.model import H3Model
 from runtime.h3.modulation import TableCache, Tables
 from runtime.h3.schedule import sigmas_for
 from tests.denoiser_parts import CPU, TARGET, conditioning, demo_plan, denoiser, normal, side
+
+Timed = Callable[[int], AbstractContextManager[None]]  # of `sample`
 
 SIGMAS = sigmas_for("beta", 4, 12.0)
 STEPS = [torch.tensor([t, t + 0.25, 0.999]) for t in (0.0, 0.1, 0.2, 0.3)]
@@ -111,7 +113,11 @@ def calls(model: H3Model) -> Iterator[list[str]]:
     yield seen
 
 
-def sampled(model: H3Model, cfg: float = 4.0) -> Tensor:
+def untimed(step: int) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def sampled(model: H3Model, cfg: float = 4.0, timed: Timed = untimed) -> Tensor:
     reference = (ReferenceBlock(kind="ref_img", latent=normal(1, 24, 1, 2, 2), audio_latent=None),)
     with torch.inference_mode():
         pair = sample(
@@ -123,8 +129,26 @@ def sampled(model: H3Model, cfg: float = 4.0) -> Tensor:
             noise=draw_noise(TARGET, 3),
             start=None,
             on_step=lambda step: None,
+            timed=timed,
         )
     return pair.packed()
+
+
+def test_no_steps_time_has_the_tables_of_the_schedule_in_it() -> None:
+    """As docs/benchmarks/README.md says of the first turn."""
+    model = denoiser("full_bf16")
+    (seen,) = calls(model)
+    marks: list[int] = []
+
+    @contextmanager
+    def timed(step: int) -> Iterator[None]:
+        marks.append(len(seen))
+        yield
+        marks.append(len(seen))
+
+    sampled(model, timed=timed)
+    steps = len(SIGMAS) - 1
+    assert marks == [2 * steps] * 2 * steps, "both sides' before step 1, none within a step"
 
 
 @pytest.mark.parametrize("format", ["full_bf16", "pruned_bf16"])
