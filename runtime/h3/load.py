@@ -22,6 +22,7 @@ from runtime.h3.parallelize import share_amax, share_rows, share_weights
 from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
 from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise import load as load_elementwise
+from runtime.layouts import Layout
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
 from runtime.parallel.mesh import ALONE, Mesh
@@ -44,11 +45,17 @@ def load_denoiser(
 ) -> tuple[H3Model, LoadReport]:
     """The denoiser of a checkpoint, on the device, ready to run; `meter` measures its calls.
 
-    mesh: the ranks that evaluate it together; each loads it at the same time.
+    mesh: the ranks that evaluate it together; each loads it at the same time. ValueError where the
+    plan has more.
 
     Unavailable before anything is read when a backend of the plan cannot run here, CheckpointError
     when the file does not fit the model.
     """
+    if mesh.everyone.size == 1 and Layout.parse(plan.layout).ranks > 1:
+        raise ValueError(
+            f"plan {plan.name} has layout {plan.layout}, and this runs on one rank; set layout to "
+            f"single, or use generate, sweep or runtime.rank"
+        )
     cfg = H3Config.from_checkpoint(checkpoint)
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()
     compute = DTYPES[plan.dtype]

@@ -200,6 +200,11 @@ def test_a_plan_says_what_several_ranks_cannot_do(field: str, value: object, sai
         demo_plan(layout="U2", **{field: value})
 
 
+def test_a_plan_of_several_ranks_is_not_run_by_one_in_silence() -> None:
+    with pytest.raises(ValueError, match="has layout U2, and this runs on one rank; set layout"):
+        model_of(Case(fields={"layout": "U2"}), ALONE)
+
+
 def test_what_runs_inside_a_measured_call_counts_once() -> None:
     calls = [
         Call(COMMUNICATION, 1.0, 2.0),
