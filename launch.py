@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Command] = {
     "decode": Command("app.cli.decode", "decode saved latents to a video"),
     "gate": Command("runtime.parity.gate", "compare two plans per step, video and audio apart"),
     "bench": Command("app.cli.bench", "measure a plan, alone or in turns with another or a peer"),
+    "sweep": Command("app.cli.sweep", "measure every layout of GPUs against a single one"),
     "compare": Command("runtime.parity.compare", "compare frames, latents, goldens or videos"),
     "inspect": Command("app.cli.inspect", "say what a checkpoint file holds"),
     "doctor": Command("app.cli.doctor", "say whether this machine can run a plan"),

@@ -125,11 +125,17 @@ def summary(measured: Measured) -> dict[str, Any]:
             "outside_seconds": outside(measured.warm_up),
         },
         "peak_allocated_bytes": max(turn["peak_allocated_bytes"] for turn in turns),
+        "rank_peak_bytes": [max(of) for of in zip(*_rank_peaks(turns), strict=True)],
         "peak_reserved_bytes": max(turn["peak_reserved_bytes"] for turn in turns),
         "gpu": gpu_summary(measured.gpu),
         **measured.facts,
     }
     return told if measured.profile is None else {**told, "profile": measured.profile}
+
+
+def _rank_peaks(turns: Iterable[Told]) -> list[list[int]]:
+    """Of each turn the bytes of each rank; a rank alone is one."""
+    return [turn.get("rank_peak_bytes") or [turn["peak_allocated_bytes"]] for turn in turns]
 
 
 def outside(turn: Told) -> float:

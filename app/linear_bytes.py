@@ -9,7 +9,8 @@ from runtime.checkpoints.classify import Residence, TensorReport
 from runtime.messages import FP8_BACKENDS, Plan
 
 # What fp8_rowwise and fp8_tensorwise compute: NARROW of runtime/h3/linears.py
-_NARROW = re.compile(r"blocks\.\d+\.(attn\.(qkv|out)_proj|mlp\.fc[12])\.")
+# The same are shared among tensor parallel ranks.
+SHARED = re.compile(r"blocks\.\d+\.(attn\.(qkv|out)_proj|mlp\.fc[12])\.")
 _DEQUANTISED = ("nvfp4_dequant", "fp8_dequant")  # widened at use, or at load with weights = cached
 
 
@@ -22,7 +23,7 @@ def converted(tensor: TensorReport, plan: Plan, rule: Residence) -> int | None:
     backend = by_format.get(tensor.quant, plan.fp8)
     numel = prod(tensor.shape) * (2 if tensor.quant == "nvfp4" else 1)  # two values a byte
     is_weight = suffix == "weight"
-    if backend in FP8_BACKENDS and _NARROW.match(tensor.name) and not tensor.full_precision:
+    if backend in FP8_BACKENDS and SHARED.match(tensor.name) and not tensor.full_precision:
         if not is_weight:
             return 0
         return numel + 4 * (tensor.shape[0] if backend == "fp8_rowwise" else 1)

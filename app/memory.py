@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from math import isclose, prod
 
 from app.estimate import Phase
-from app.linear_bytes import converted
+from app.linear_bytes import SHARED, converted
 from runtime.checkpoints.classify import Part, Residence, TensorReport
+from runtime.layouts import Layout
 from runtime.messages import Plan, Ref2VARequest
 
 BENCHMARK = "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.md"
@@ -79,6 +80,8 @@ def _sizes(part: Part, plan: Plan) -> Iterator[tuple[TensorReport, int]]:
         if plan.adaln == "offloaded" and "adaln_proj" in tensor.name.split("."):
             yield tensor, 0
             continue
+        tensor_ranks = Layout.parse(plan.layout).tensor
+        share = tensor_ranks if part.role == "dit" and SHARED.match(tensor.name) else 1
         size = converted(tensor, plan, rule)
         if size is None:
             size = rule.bytes(
@@ -88,7 +91,7 @@ def _sizes(part: Part, plan: Plan) -> Iterator[tuple[TensorReport, int]]:
                 stored=tensor.bytes,
                 packed=tensor.quant != "",
             )
-        yield tensor, size
+        yield tensor, -(-size // share)
 
 
 def phases(
@@ -146,16 +149,34 @@ def graph_buffers(dit: Part, plan: Plan, request: Ref2VARequest, rows: int) -> i
 def denoise(dit: Part, plan: Plan, rows: int) -> int:
     """item * S * (2 hidden + n ffn + 192); the MLP of a block is the peak.
 
-    With memory = low it is another moment, see _low.
+    With memory = low it is another moment, see _low; with several ranks the exchange, see _shared.
     """
     hidden, ffn = dit.dims["hidden"], dit.dims["ffn"]
     by_format = {"nvfp4": plan.nvfp4, "int8_tensorwise": plan.int8}
     used = [by_format.get(quant.format, plan.fp8) for quant in dit.quantised]
     widths = max([_MLP_WIDTHS.get(name, 4.0) for name in used], default=4.0)
     item = _ITEM[plan.dtype]
+    if Layout.parse(plan.layout).ranks > 1:
+        return int(item * (_shared(dit, plan, rows, widths) + rows * _ROPE))
     if plan.memory == "low":
         return int(item * (_low(dit, plan, rows, used, widths) + rows * _ROPE))
     return int(item * rows * (2 * hidden + widths * ffn + _ROPE))
+
+
+def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
+    """Elements of a block of one rank, counted from runtime/parallel; not measured on a GPU.
+
+    At the exchange: the residual, QKV and its copy of V, QKV as sent and as received (all rows of
+    this rank's heads, as many values), the heads' output as computed and as sent back.
+    """
+    layout = Layout.parse(plan.layout)
+    hidden = dit.dims["hidden"]
+    inner = dit.dims["heads"] * dit.dims["head dim"] / layout.tensor
+    ffn = dit.dims["ffn"] / layout.tensor
+    own = -(-rows // layout.ulysses)
+    exchange = hidden + (12 if layout.ulysses > 1 else 5) * inner
+    embedded = rows * hidden  # before the first block, of all rows
+    return max(own * max(2 * hidden + widths * ffn, exchange), own * hidden + embedded)
 
 
 def _low(dit: Part, plan: Plan, rows: int, used: Collection[str], widths: float) -> float:

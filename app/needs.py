@@ -9,6 +9,7 @@ from app import memory, preflight
 from app.estimate import FileFound, Need, Phase, ReferencePlan, Verdict
 from app.history import Typical
 from app.machine import Gpu, Machine
+from runtime.layouts import Layout
 from runtime.messages import Plan, Ref2VARequest
 
 TIGHT = 0.9  # of what is there: allocators leave gaps, and the formula may be off by 5 %
@@ -41,7 +42,12 @@ def vram(plan: Plan, machine: Machine, phases: tuple[Phase, ...], past: Past) ->
         why = machine.reason or "this machine reports none"
         reason = f"This plan needs a CUDA GPU: {why}."
         return replace(told, verdict="no", reason=reason)
-    gpu = machine.gpus[0]
+    ranks = Layout.parse(plan.layout).ranks
+    if ranks > len(machine.gpus):
+        reason = f"Layout {plan.layout} needs {ranks} GPUs: this machine has {len(machine.gpus)}."
+        return replace(told, verdict="no", reason=reason)
+    # rank 0 has the text encoder too: what fits there fits on the others, if those are alike
+    gpu = min(machine.gpus[:ranks], key=lambda one: one.total or 0)
     if needed is None:
         reason = NOT_COUNTED
         return replace(told, reason=reason, total=gpu.total)
@@ -68,7 +74,8 @@ def ram(
     needed: int | None
     if plan.device == "cuda":
         largest = max((file.largest_bytes for file in files), default=0)
-        needed, source = _GPU_ENGINE_RAM + media + 2 * largest, _ROUGH
+        engines = _GPU_ENGINE_RAM * Layout.parse(plan.layout).ranks
+        needed, source = engines + media + 2 * largest, _ROUGH
         if machine.gpus and machine.gpus[0].unified:
             held = max((phase.bytes for phase in phases), default=0)
             needed, source = needed + held, f"{_ROUGH}; the GPU's memory is part of it"
@@ -76,7 +83,8 @@ def ram(
         needed, source = _needed((), past, outside=0)
     else:
         needed = max((phase.bytes for phase in phases), default=None)
-        needed = None if needed is None else needed + CPU_ENGINE_RAM + media
+        ranks = Layout.parse(plan.layout).ranks
+        needed = None if needed is None else ranks * (needed + CPU_ENGINE_RAM) + media
         source = "formula: weights, tensors of the worst phase, engine process; not measured"
     if needed is None or machine.ram_total is None or machine.ram_used is None:
         reason = NOT_COUNTED

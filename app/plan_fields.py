@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from runtime.layouts import LAYOUTS
 from runtime.messages import KJ_MODES, STEP_CACHES, Plan
 
 Kind = Literal["choice", "whole number", "number", "switch", "attention", "linear", "elementwise"]
@@ -81,13 +82,21 @@ _RANGES: dict[str, tuple[float, float]] = {  # as runtime/messages.py checks the
     "vae_tiles": (1, 1024),
     "threads": (0, 4096),
 }
-_LOSSY: dict[str, tuple[str, ...]] = {"cache": _CACHES}  # of backends: presets/backends.toml
+# Of backends: presets/backends.toml
+_LOSSY: dict[str, tuple[str, ...]] = {"cache": _CACHES, "amax": ("local",)}
 _LISTED_AS = {"vae_attention": "attention"}
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}
 _Row = tuple[str, str, tuple[str, ...], Kind, str]
 _GROUPS: dict[str, tuple[_Row, ...]] = {
     "": (
         ("device", "Device", ("cuda", "cpu"), "choice", "Where the models run."),
+        (
+            "layout",
+            "Layout",
+            LAYOUTS,
+            "choice",
+            "U4: four GPUs share rows and heads; TP2: two share each weight: less memory.",
+        ),
         (
             "dtype",
             "Compute type",
@@ -177,6 +186,13 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             (),
             "elementwise",
             "How norms, rotation, SwiGLU and sums between the layers are computed.",
+        ),
+        (
+            "amax",
+            "Largest activation",
+            ("shared", "local"),
+            "choice",
+            "Of layers that scale by it. shared: of all ranks, as on one; local: each its own.",
         ),
         (
             "island_rounding",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,6 +30,10 @@ STAGES = (
     MUX,
     END_TO_END,
 )
+
+
+def unheard(step: int) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +95,20 @@ class StageClock:
 
     It begins with the request: every start counts from there. `failed` names the innermost stage
     that an exception left ("denoise, step 3"), else it is "". Between two stages it is the one
-    before. `ranges` names each stage to a profiler.
+    before. `ranges` names each stage to a profiler. `begun` is told the step of each stage that
+    begins, -1 for none.
     """
 
     def __init__(
-        self, device: torch.device | str = "cpu", *, rank: int = 0, ranges: Ranges = unnamed
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        rank: int = 0,
+        ranges: Ranges = unnamed,
+        begun: Callable[[int], None] = unheard,
     ) -> None:
         self.failed = ""
+        self._begun = begun
         self._device = torch.device(device)
         self._rank = rank
         self._ranges = ranges
@@ -125,6 +136,7 @@ class StageClock:
         meter: what it has wrapped is reported as the PARTS of this step.
         """
         assert name in STAGES, f"stage {name!r} is not one of {', '.join(STAGES)}"
+        self._begun(step)
         self._memory.begin()
         start, first = mark(self._device), len(self._spans)
         self._depth += 1

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from runtime.layouts import Layout
+
 FPS = 24
 SIZE_MULTIPLE = 32
 MAX_IMAGES, MAX_VIDEOS, MAX_AUDIOS = 9, 3, 3
@@ -150,6 +152,7 @@ class Plan:
     models: ModelFiles
     family: str = "h3"
     device: str = "cuda"  # cuda | cpu
+    layout: str = "single"  # or U4, TP2, TP2xU2 ...: ranks, each on a GPU of its own
     dtype: str = "bf16"  # DiT compute: bf16 | fp32
     attention: str = "sdpa"  # of the denoiser, a name of runtime/kernels/attention
     vae_attention: str = "sdpa"  # of the video VAE, a name of the same list
@@ -162,6 +165,8 @@ class Plan:
     nvfp4: str = "nvfp4_dequant"
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
+    # of activations scaled by their largest value: shared by all ranks, or each rank's own (lossy)
+    amax: str = "shared"
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
     # step, kitchen rounds the rotation once
@@ -188,6 +193,7 @@ class Plan:
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
             "dense": ("dense", *FP8_BACKENDS),
+            "amax": ("shared", "local"),
             "weights": ("packed", "cached"),
             "elementwise": ("eager", "kitchen", "triton"),
             "kj_mode": KJ_MODES,
@@ -206,6 +212,7 @@ class Plan:
                     f"plan field {field} must be one of {', '.join(values)}, "
                     f"got {getattr(self, field)!r}"
                 )
+        self._check_layout()
         narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
         if narrow and self.device == "cuda" and self.dtype != "bf16":
             raise ValueError(
@@ -232,6 +239,20 @@ class Plan:
         if not 0 <= self.threads <= 4096:
             raise ValueError(
                 f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"
+            )
+
+    def _check_layout(self) -> None:
+        if Layout.parse(self.layout).ranks == 1:
+            return
+        if self.cache != "off":
+            raise ValueError(
+                f"plan field cache must be off with layout {self.layout}, got {self.cache!r}: "
+                f"ranks that measure their own rows would skip different steps"
+            )
+        if self.graphs:
+            raise ValueError(
+                f"plan field graphs must be false with layout {self.layout}: exchanges between "
+                f"ranks are not recorded"
             )
 
     def _check_graphs(self) -> None:
@@ -372,6 +393,24 @@ class Failure:
     details: str = ""  # traceback, for the log only
     cancelled: bool = False
     bad_input: bool = False  # the request, a file or the plan is at fault, not the run
+    rank: int = 0  # which one failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Of each of several ranks, for the engine alone: it lives, and how far it is.
+
+    steps: denoising steps that the process has begun; in_step: one is open; seconds: of the last.
+    """
+
+    steps: int = 0
+    in_step: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Of each of several ranks, for the engine alone: it has left its command and waits."""
 
 
 Event = Ready | Progress | Note | StageTime | Preview | Result | Failure

@@ -48,11 +48,12 @@ def seconds_between(start: Mark, end: Mark) -> float:
 
 
 class Call(NamedTuple):  # less than half the cost of a frozen dataclass, 600 times a step
-    """One measured call; `part` is one of PARTS."""
+    """One measured call; `part` is one of PARTS. inside: how many of those before it ran in it."""
 
     part: str
     start: Mark
     end: Mark
+    inside: int = 0
 
 
 class StepMeter:
@@ -69,17 +70,17 @@ class StepMeter:
         self._free: list[torch.cuda.Event] = []
 
     def wrap(self, part: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The same callable, measured as `part`. Do not wrap what a wrapped callable calls."""
+        """The same callable, measured as `part`; what it calls may be measured as another part."""
         assert part in PARTS, f"{part!r} is not one of {', '.join(PARTS)}"
 
         def measured(*operands: Tensor) -> Tensor:
             calls = self._calls
             if calls is None:
                 return call(*operands)
-            start = self._mark()
+            before, start = len(calls), self._mark()
             with self.ranges(part):
                 result = call(*operands)
-            calls.append(Call(part, start, self._mark()))
+            calls.append(Call(part, start, self._mark(), len(calls) - before))
             return result
 
         return measured
@@ -96,8 +97,14 @@ class StepMeter:
     def read(self, calls: Iterable[Call], step_seconds: float) -> dict[str, float]:
         """Seconds of every part of a step that took `step_seconds`; its events are free again."""
         seconds = dict.fromkeys(PARTS, 0.0)
+        outermost: list[tuple[int, float]] = []  # so far: how many calls each is, how long it took
         for call in calls:
-            seconds[call.part] += seconds_between(call.start, call.end)
+            took, inside, left = seconds_between(call.start, call.end), 0.0, call.inside
+            while left:
+                count, of_it = outermost.pop()
+                inside, left = inside + of_it, left - count
+            seconds[call.part] += took - inside
+            outermost.append((call.inside + 1, took))
             self._free += [e for e in (call.start, call.end) if isinstance(e, torch.cuda.Event)]
         # A GPU's events are rounded to 0.5 us: a step that is all GEMM could fall below zero.
         seconds[OTHER] = max(0.0, step_seconds - sum(seconds.values()))

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from runtime.layouts import LAYOUTS, Layout
 from runtime.machine import Device, devices, machine
 from runtime.probes.base import Backend, reason_of, version_of
 
 SECTIONS = ("attention", "linear", "elementwise")
-LAYOUTS = (1, 2, 4, 6, 8)  # GPUs
 
 
 def probe() -> dict[str, Any]:
@@ -72,19 +72,16 @@ def _kitchen(problems: list[str]) -> dict[str, Any]:
 def _layouts(found: tuple[Device, ...]) -> list[dict[str, Any]]:
     """How a request can be spread over devices; `ranks` is the number of processes."""
     gpus = len(found) - 1
+    has = f"this machine has {gpus} CUDA GPU{'' if gpus == 1 else 's'}"
     rows = [{"name": "CPU", "ranks": 1, "available": True, "reason": ""}]
-    for count in LAYOUTS:
-        reasons = []
-        if gpus < count:
-            reasons.append(f"this machine has {gpus} CUDA GPU{'' if gpus == 1 else 's'}")
-        if count > 1:
-            reasons.append("the runtime has no layout yet that splits a request over several GPUs")
+    for name in LAYOUTS:
+        ranks = Layout.parse(name).ranks
         rows.append(
             {
-                "name": "1 GPU" if count == 1 else f"{count} GPUs",
-                "ranks": count,
-                "available": not reasons,
-                "reason": "; ".join(reasons),
+                "name": f"{name}: {ranks} GPU{'' if ranks == 1 else 's'}",
+                "ranks": ranks,
+                "available": gpus >= ranks,
+                "reason": "" if gpus >= ranks else has,
             }
         )
     return rows

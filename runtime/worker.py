@@ -8,22 +8,24 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from runtime.cancel import Cancelled
-from runtime.clock import END_TO_END, LOAD, StageClock
+from runtime.clock import END_TO_END, LOAD, StageClock, unheard
 from runtime.messages import (
+    Beat,
     Cancel,
     Command,
     Decode,
     Event,
     Failure,
     Generate,
+    Idle,
     Plan,
     Progress,
     Ready,
@@ -31,10 +33,12 @@ from runtime.messages import (
     Result,
 )
 from runtime.nonfinite import NonFinite
+from runtime.pulse import Heart
+from runtime.team import ALONE, Meeting, Team, meet
 
 
 class Pipeline(Protocol):
-    """What a family's `load(plan, progress=...)` returns."""
+    """What a family's `load(plan, progress=..., team=...)` returns."""
 
     resolved: dict[str, str]
     load_seconds: float
@@ -69,20 +73,32 @@ class Pipeline(Protocol):
         """Decodes a latents file to the mp4 `out`."""
 
 
+class Pipe(Protocol):
+    """The end of a multiprocessing pipe to the engine, or what stands for it."""
+
+    def poll(self) -> bool: ...
+    def recv(self) -> Command | None: ...
+    def send(self, said: Event | Beat | Idle, /) -> None: ...
+
+
 class Worker:
-    """One rank. Rank 0 sends every event; another rank only ever sends its own Failure."""
+    """One rank. Rank 0 sends every event; another rank only ever sends its own Failure.
+
+    Of several ranks each also sends its Beats, and Idle whenever it has left a command.
+    """
 
     def __init__(
-        self, plan: Plan, families: Mapping[str, str], rank: int, world: int, pipe: Connection
+        self, plan: Plan, families: Mapping[str, str], meeting: Meeting, pipe: Pipe
     ) -> None:
         self._plan = plan
         self._families = families
-        self._rank = rank
-        self._world = world
+        self._meeting = meeting
+        self._rank = meeting.rank
         self._pipe = pipe
         self._waiting: deque[Command | None] = deque()
         self._cancels: set[str] = set()
-        self._emitting = threading.RLock()  # previews come from a thread of their own
+        self._emitting = threading.RLock()  # previews and beats come from threads of their own
+        self._team: Team = ALONE
 
     def serve(self) -> None:
         """Loads, then answers commands; returns on None, or when the console has gone."""
@@ -93,20 +109,17 @@ class Worker:
                     self._cancels.add(command.request_id)
                 else:
                     self._serve_one(pipeline, command)
+            self._team.close()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the console died; nobody is left to tell
 
     def _load(self) -> Pipeline | None:
         failure: Failure
         try:
-            if self._plan.threads:
-                torch.set_num_threads(self._plan.threads)
-            pipeline: Pipeline = self._family().load(self._plan, progress=self._loading)
-            # what was loaded stays: a full collection took 0.2 s, mostly of modules and functions
-            gc.collect()
-            gc.freeze()
+            with self._beating():
+                pipeline = self._loaded()
         except Exception as error:
-            failure = _failure("", LOAD, error)
+            failure = _failure("", LOAD, error, self._rank)
         else:
             self._emit(
                 Ready(
@@ -115,9 +128,21 @@ class Worker:
                     resolved=pipeline.resolved,
                 )
             )
+            self._tell_idle()
             return pipeline
-        self._pipe.send(failure)
+        self._say(failure)
         return None
+
+    def _loaded(self) -> Pipeline:
+        if self._plan.threads:
+            torch.set_num_threads(self._plan.threads)
+        family = self._family()
+        self._team = meet(self._meeting, self._plan)
+        pipeline: Pipeline = family.load(self._plan, progress=self._loading, team=self._team)
+        # what was loaded stays: a full collection took 0.2 s, mostly of modules and functions
+        gc.collect()
+        gc.freeze()
+        return pipeline
 
     def _family(self) -> _Family:
         if self._plan.family not in self._families:
@@ -133,7 +158,8 @@ class Worker:
 
     def _serve_one(self, pipeline: Pipeline, command: Generate | Decode) -> None:
         """Runs one command; its last event leaves only after its memory is free again."""
-        last = self._outcome(pipeline, command)
+        with self._beating() as heart:
+            last = self._outcome(pipeline, command, heart.stage if heart else unheard)
         self._cancels.discard(last.request_id)
         self._waiting = deque(c for c in self._waiting if c != Cancel(request_id=last.request_id))
         try:
@@ -142,11 +168,22 @@ class Worker:
                 torch.cuda.empty_cache()
         finally:  # a broken CUDA context raises here: it is reported, then the rank dies of it
             if self._rank == 0 or (isinstance(last, Failure) and not last.cancelled):
-                self._pipe.send(last)
+                self._say(last)
+        self._tell_idle()
 
-    def _outcome(self, pipeline: Pipeline, command: Generate | Decode) -> Result | Failure:
+    def _beating(self) -> AbstractContextManager[Heart | None]:
+        """One of several ranks tells that it lives."""
+        return Heart(self._say) if self._meeting.ranks > 1 else nullcontext()
+
+    def _tell_idle(self) -> None:
+        if self._meeting.ranks > 1:
+            self._say(Idle())
+
+    def _outcome(
+        self, pipeline: Pipeline, command: Generate | Decode, begun: Callable[[int], None]
+    ) -> Result | Failure:
         request_id = command.id if isinstance(command, Decode) else command.request.id
-        clock = StageClock(self._plan.device, rank=self._rank)
+        clock = StageClock(self._plan.device, rank=self._rank, begun=begun)
 
         def emit(event: Event) -> None:
             with self._emitting:
@@ -154,8 +191,8 @@ class Worker:
                 for stage in clock.drain():
                     self._emit(stage)
 
-        def cancelled() -> bool:
-            return self._cancelled(request_id)
+        def cancelled() -> bool:  # rank 0 decides for all
+            return self._rank == 0 and self._cancelled(request_id)
 
         try:
             with clock.stage(END_TO_END):
@@ -184,12 +221,15 @@ class Worker:
                 request_id=request_id, stage=clock.failed, reason="cancelled", cancelled=True
             )
         except Exception as error:
-            return _failure(request_id, clock.failed, error)
+            return _failure(request_id, clock.failed, error, self._rank)
 
     def _emit(self, event: Event) -> None:
         if self._rank == 0:
-            with self._emitting:
-                self._pipe.send(event)
+            self._say(event)
+
+    def _say(self, event: Event | Beat | Idle) -> None:
+        with self._emitting:
+            self._pipe.send(event)
 
     def _next(self) -> Command | None:
         if self._waiting:
@@ -207,16 +247,19 @@ class Worker:
 
 
 class _Family(Protocol):
-    def load(self, plan: Plan, *, progress: Callable[[str, int, int], None]) -> Pipeline: ...
+    def load(
+        self, plan: Plan, *, progress: Callable[[str, int, int], None], team: Team
+    ) -> Pipeline: ...
 
 
-def _failure(request_id: str, stage: str, error: Exception) -> Failure:
+def _failure(request_id: str, stage: str, error: Exception, rank: int) -> Failure:
     return Failure(
         request_id=request_id,
         stage=stage,
         reason=sentence(error),
         details="".join(traceback.format_exception(error)),
         bad_input=isinstance(error, ValueError) and not isinstance(error, NonFinite),
+        rank=rank,
     )
 
 

@@ -33,16 +33,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.clock import StageClock
+    from runtime.team import Team
 
 FAMILIES = {"fake": "tests.fakes"}
 RATE = 32000
 
 
-def plan(name: str = "fake", *, models: str = "none.safetensors") -> Plan:
+def plan(name: str = "fake", *, models: str = "none.safetensors", layout: str = "single") -> Plan:
     """A plan of the fake family; `name` "broken" cannot be loaded, "long load" takes a minute."""
     file = Path(models)
     files = ModelFiles(dit=file, text_encoder=file, video_vae=file, audio_vae=file)
-    return Plan(name=name, models=files, family="fake", device="cpu", dtype="fp32", threads=1)
+    return Plan(
+        name=name,
+        models=files,
+        family="fake",
+        device="cpu",
+        layout=layout,
+        dtype="fp32",
+        threads=1,
+    )
 
 
 def request(prompt: str = "a calm sea", id: str = "r1", **fields: object) -> Ref2VARequest:
@@ -51,7 +60,7 @@ def request(prompt: str = "a calm sea", id: str = "r1", **fields: object) -> Ref
     return Ref2VARequest(id=id, prompt=prompt, **(small | fields))  # type: ignore[arg-type]
 
 
-def load(plan: Plan, *, progress: Callable[[str, int, int], None]) -> FakePipeline:
+def load(plan: Plan, *, progress: Callable[[str, int, int], None], team: Team) -> FakePipeline:
     """The family's entry."""
     for done in range(3):
         progress("load", done, 2)
@@ -59,13 +68,14 @@ def load(plan: Plan, *, progress: Callable[[str, int, int], None]) -> FakePipeli
         time.sleep(60)
     if plan.name == "broken":
         raise ValueError("dit.safetensors is truncated: 12 bytes are missing; download it again")
-    return FakePipeline(plan)
+    return FakePipeline(plan, team)
 
 
 class FakePipeline:
     """Steps that sleep, then stripes and a tone."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, team: Team) -> None:
+        self.team = team
         self.resolved = {"plan": plan.name, "attention": plan.attention, "pid": str(os.getpid())}
         self.load_seconds = 0.1
         self.load_gib_per_s = 1.0
@@ -100,7 +110,7 @@ class FakePipeline:
         with clock.stage("text encode"):
             emit(Progress(request_id=request.id, stage="text encode", done=1, total=1))
         for step in range(request.steps):
-            if cancelled():
+            if self.team.share(cancelled):  # all ranks stop before the same step
                 raise Cancelled
             with clock.stage("denoise", step=step, meter=meter if self._kernel_times else None):
                 seconds = 0.5 if order == "slow" else 0.03
@@ -109,6 +119,10 @@ class FakePipeline:
                 time.sleep(seconds / 6)
                 if order == "fail" and step == 1:
                     raise FloatingPointError("video velocity at step 2 has 3 non-finite values")
+                if order == "memory" and step == 1 and self.team.rank == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+                if order == "alone" and step == 1 and self.team.rank == 1:
+                    raise FloatingPointError("rank 1 saw what rank 0 did not")
                 if order == "crash" and step == 1:
                     raise RuntimeError("matrix sizes do not match\nsecond line")
             emit(

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     setups = _setups(args, request)
     records = _records(args)
     with ExitStack() as stack:
-        watch = stack.enter_context(_watching(setups[0][1]["plan"]["device"]))
+        watch = stack.enter_context(watching(setups[0][1]["plan"]["device"]))
         children = []
         for name, setup in setups:
             children.append(Child(name, setup))
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     result = _result(args, request, setups, measured, order)
     print("\n".join(lines(result["subjects"], result.get("ratio"))))
     for path in records:
-        _append(path, result)
+        append(path, result)
     print(json.dumps(result))
     return 0
 
@@ -187,7 +187,7 @@ def _setups(args: argparse.Namespace, request: Ref2VARequest) -> list[tuple[str,
 
 
 @contextmanager
-def _watching(device: str) -> Iterator[bench.Watch]:
+def watching(device: str) -> Iterator[bench.Watch]:
     """How a turn's GPU is watched; without NVML the reason stands in its place."""
     if device != "cuda":
         yield partial(_unseen, "the plan runs on the CPU")
@@ -240,7 +240,7 @@ def _result(
     return result
 
 
-def _append(path: Path, result: dict[str, Any]) -> None:
+def append(path: Path, result: dict[str, Any]) -> None:
     """One line in one write: two benchmarks that end together do not mix."""
     line = json.dumps(result).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

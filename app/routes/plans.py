@@ -41,6 +41,7 @@ class PlanJson(_Strict):
     models: ModelsJson
     family: str | None = None
     device: str | None = None
+    layout: str | None = None
     dtype: str | None = None
     attention: str | None = None
     vae_attention: str | None = None
@@ -52,6 +53,7 @@ class PlanJson(_Strict):
     nvfp4: str | None = None
     fp8: str | None = None
     int8: str | None = None
+    amax: str | None = None
     weights: str | None = None
     elementwise: str | None = None
     island_rounding: str | None = None

@@ -18,11 +18,16 @@ from typing import Any, TextIO
 import torch
 
 from runtime.bench.base import Setup, Subject, setup_of
+from runtime.layouts import Layout
 from runtime.lifeline import die_with_parent
 from runtime.machine import machine
 from runtime.worker import sentence
 
-SUBJECTS = {"plan": ("ours", "PlanSubject"), "diffusers": ("peer", "DiffusersSubject")}
+SUBJECTS = {
+    "plan": ("ours", "PlanSubject"),
+    "ranks": ("ranks", "RanksSubject"),
+    "diffusers": ("peer", "DiffusersSubject"),
+}
 
 
 def main() -> int:
@@ -49,7 +54,8 @@ def main() -> int:
 
 
 def _load(setup: Setup) -> Subject:
-    module, name = SUBJECTS[setup.subject]
+    several = setup.subject == "plan" and Layout.parse(setup.plan.layout).ranks > 1
+    module, name = SUBJECTS["ranks" if several else setup.subject]
     subject: Subject = getattr(importlib.import_module(f"runtime.bench.{module}"), name)(setup)
     return subject
 

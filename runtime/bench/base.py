@@ -44,6 +44,7 @@ class Turn:
     stages: Mapping[str, float]  # all but the steps
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    rank_peak_bytes: tuple[int, ...] = ()  # allocated, of each of several ranks
 
 
 class Subject(Protocol):

@@ -22,12 +22,14 @@ from runtime.bench.base import (
 )
 from runtime.bench.profile import profiled, tell
 from runtime.clock import DENOISE, END_TO_END, StageClock
-from runtime.h3.denoise import layout_of
+from runtime.h3.denoise import Latents, layout_of
 from runtime.h3.packing import target_of
 from runtime.h3.pipeline import Pipeline
 from runtime.h3.synthetic import synthetic_conditioning
+from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import Event, Note, StageTime
 from runtime.meter import PARTS, Ranges
+from runtime.team import ALONE, Team
 
 _ROWS = " packed rows"  # how the pipeline's note on S ends
 
@@ -35,14 +37,15 @@ _ROWS = " packed rows"  # how the pipeline's note on S ends
 class PlanSubject:
     """Loads the plan; with text rows no text encoder is needed, and none is loaded."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, team: Team = ALONE) -> None:
         plan = setup.plan
         if setup.text_rows:
             plan = replace(plan, text_encoder="stream")
         if plan.threads:
             torch.set_num_threads(plan.threads)
         self._setup, self.rows, self._turns = setup, 0, 0
-        self._pipeline = Pipeline(plan, lambda part, done, total: None, opener(setup.weights))
+        self._pipeline = Pipeline(plan, lambda part, done, total: None, opener(setup.weights), team)
+        self._latents: Latents | None = None
         self._device = self._pipeline.device
         if setup.text_rows:
             self._conditioning = synthetic_conditioning(
@@ -59,19 +62,33 @@ class PlanSubject:
         }
 
     def turn(self) -> Turn:
-        """Samples, and decodes where asked; a request of its own conditioning writes files too."""
+        """Samples, and decodes where asked; a request of its own conditioning writes files too.
+
+        In a folder that is kept the latents are written after the time has been taken.
+        """
         with self._folder() as out:
-            return self._turn(self._setup, named(self._device), out)
+            turn = self._turn(self._setup, named(self._device), out)
+            if self._setup.out != Path() and self._latents is not None:
+                tensors = {"video": self._latents.video, "audio": self._latents.audio}
+                write_safetensors_atomic(out / "latents.safetensors", tensors, {})
+            return turn
+
+    def short_turn(self) -> Turn:
+        """The only step of a shortened request, as `profile` takes it."""
+        with self._folder() as out:
+            return self._turn(self._short(), named(self._device), out)
 
     def profile(self) -> Mapping[str, Any]:
         """The only step of a shortened request."""
-        request = replace(self._setup.request, steps=1)
-        short = replace(self._setup, request=request, decode=False, media=False)
         with self._folder() as out:
             measured, events = profiled(
-                self._device, lambda: self._turn(short, torch.profiler.record_function, out)
+                self._device, lambda: self._turn(self._short(), torch.profiler.record_function, out)
             )
         return tell(events, f"{DENOISE}, step 1", measured.steps[0])
+
+    def _short(self) -> Setup:
+        request = replace(self._setup.request, steps=1)
+        return replace(self._setup, request=request, decode=False, media=False)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -101,7 +118,7 @@ class PlanSubject:
         return turn_of(times, seconds, allocated, peak_reserved_bytes(self._device))
 
     def _given_conditioning(self, setup: Setup, clock: StageClock) -> None:
-        latents = self._pipeline.denoise(
+        latents = self._latents = self._pipeline.denoise(
             setup.request, self._conditioning, emit=self._hear, cancelled=_never, clock=clock
         )
         if setup.decode:

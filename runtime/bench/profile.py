@@ -16,6 +16,7 @@ from runtime.bench.base import Turn
 # The first class of which a word stands in the kernel's lower-case name; the order matters: a copy
 # is an elementwise kernel to PyTorch, and cuDNN's attention is a GEMM to nobody.
 CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("communication", ("nccl",)),  # it includes waiting for the other ranks
     (
         "attention",
         ("flash", "fmha", "sdpa", "attn", "attention", "qk_int", "sage", "mha", "sol_"),

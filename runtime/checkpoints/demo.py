@@ -109,8 +109,15 @@ def random_checkpoint(role: str, *, size: str, format: str, seed: int = 0) -> In
     The way to run the 62 GiB bf16 DiT without writing it. Formats as in published().
     """
     layout = published(role, size=size, format=format)
+    return checkpoint_of(layout, role, size=size, name=f"{size}/{role}/{format}", seed=seed)
+
+
+def checkpoint_of(
+    layout: Layout, role: str, *, size: str, name: str, seed: int = 0
+) -> IndexedCheckpoint:
+    """The same for any layout; size: how many different numbers there are."""
     source = RandomSource(layout, size=size, seed=seed)
-    header = _header(layout, Path(f"random:{size}/{role}/{format}"))
+    header = _header(layout, Path(f"random:{name}"))
     cpu = torch.device("cpu")
 
     def read(info: TensorInfo) -> bytes:

@@ -38,15 +38,18 @@ def choose(
     plan: Plan,
     device: torch.device,
     dtype_of: Callable[[str], torch.dtype],
+    *,
+    cut: bool = False,
 ) -> Linears:
-    """layers: the quantised ones of the file. dtype_of: of a layer's activations.
+    """layers: the quantised ones of the file. dtype_of: of a layer's activations. cut: ranks share
+    weights, so that every linear of the blocks is built.
 
     ValueError or Unavailable, before anything is read, for a backend that does not exist, does not
     run a layer's format or does not run on the device.
     """
     narrow = narrow_layers(model)
     _check_fp4(layers, narrow, plan, device)
-    converted = narrow - layers.keys() if plan.dense != "dense" else frozenset()
+    converted = narrow - layers.keys() if cut or plan.dense != "dense" else frozenset()
     build = linear_builder(
         named(plan),
         {**layers, **dict.fromkeys(converted, LayerQuant(format=UNQUANTISED))},

@@ -18,11 +18,14 @@ from runtime.h3.linears import choose as choose_linears
 from runtime.h3.linears import hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.h3.offload import lender, offloaded_names
+from runtime.h3.parallelize import share_amax, share_rows, share_weights
 from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
 from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise import load as load_elementwise
+from runtime.layouts import Layout
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
+from runtime.parallel.mesh import ALONE, Mesh
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -38,12 +41,21 @@ def load_denoiser(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
     meter: StepMeter | None = None,
+    mesh: Mesh = ALONE,
 ) -> tuple[H3Model, LoadReport]:
     """The denoiser of a checkpoint, on the device, ready to run; `meter` measures its calls.
+
+    mesh: the ranks that evaluate it together; each loads it at the same time. ValueError where the
+    plan has more.
 
     Unavailable before anything is read when a backend of the plan cannot run here, CheckpointError
     when the file does not fit the model.
     """
+    if mesh.everyone.size == 1 and Layout.parse(plan.layout).ranks > 1:
+        raise ValueError(
+            f"plan {plan.name} has layout {plan.layout}, and this runs on one rank; set layout to "
+            f"single, or use generate, sweep or runtime.rank"
+        )
     cfg = H3Config.from_checkpoint(checkpoint)
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()
     compute = DTYPES[plan.dtype]
@@ -67,7 +79,10 @@ def load_denoiser(
     def dtype_of_layer(layer: str) -> torch.dtype:
         return dtype_of(f"{layer}.weight", compute)
 
-    chosen = choose_linears(model, checkpoint.layers, plan, device, dtype_of_layer)
+    cut = mesh.weights.size > 1
+    chosen = choose_linears(model, checkpoint.layers, plan, device, dtype_of_layer, cut=cut)
+    if cut:
+        chosen = share_weights(model, checkpoint.layers, plan, chosen, mesh, meter)
     if plan.memory == "low":
         lifetime.check(model, checkpoint.layers, plan)
         lifetime.lower(model)
@@ -94,6 +109,9 @@ def load_denoiser(
         for name in linears:  # quantised ones have become modules of their backend
             linear = model.get_submodule(name)
             linear.forward = meter.wrap(GEMM, linear.forward)
+    share_rows(model, mesh, meter)
+    if plan.amax == "shared":
+        share_amax(model, mesh, meter)
     if plan.graphs:
         graphed(model, Graphs(CudaRecorder(device)))
     return model.eval().requires_grad_(False), report

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from runtime.agreement import agree, fingerprints
 from runtime.cancel import Cancelled
 from runtime.checkpoints.file import IndexedCheckpoint, open_file
 from runtime.checkpoints.header import CheckpointError
@@ -47,9 +48,11 @@ from runtime.h3.sizes import SAMPLE_RATE
 from runtime.h3.text import TextEncoder
 from runtime.h3.text_streamed import encoder_of
 from runtime.h3.tokenizer import Tokenizer
+from runtime.h3.video_ranks import Conductor
 from runtime.h3.video_vae import load_vae_attention, load_video_vae
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import elementwise_backend
+from runtime.layouts import Layout
 from runtime.machine import driver
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
@@ -65,6 +68,8 @@ from runtime.messages import (
     Result,
 )
 from runtime.meter import StepMeter
+from runtime.parallel.mesh import mesh_of
+from runtime.team import ALONE, Team
 
 _REQUEST_KEY = "h3_request"  # in the metadata of a latents file
 CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
@@ -72,9 +77,9 @@ CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
 LoadProgress = Callable[[str, int, int], None]
 
 
-def load(plan: Plan, *, progress: LoadProgress) -> Pipeline:
+def load(plan: Plan, *, progress: LoadProgress, team: Team = ALONE) -> Pipeline:
     """Open every file, then load what stays resident; each is checked whole before it is read."""
-    return Pipeline(plan, progress)
+    return Pipeline(plan, progress, team=team)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +114,13 @@ class Pipeline:
         plan: Plan,
         progress: LoadProgress,
         opened: Callable[[Path, str], IndexedCheckpoint] = open_file,
+        team: Team = ALONE,
     ) -> None:
         """opened: gives the checkpoint of a path and a role; a benchmark's has random weights."""
-        self.plan, self.device = plan, torch.device(plan.device)
+        self.plan, self.device, self.team = plan, torch.device(plan.device), team
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("the plan asks for device cuda, but torch sees no CUDA device")
+        self.mesh = mesh_of(Layout.parse(plan.layout))
         started = time.perf_counter()
         files = plan.models
         dit = opened(files.dit, "dit")
@@ -132,7 +139,9 @@ class Pipeline:
             return lambda done, total: progress(f"load {part}", done, total)
 
         with _naming(files.dit):
-            self.model, report = load_denoiser(dit, plan, self.device, tell("denoiser"), self.meter)
+            self.model, report = load_denoiser(
+                dit, plan, self.device, tell("denoiser"), self.meter, self.mesh
+            )
         reports.append(report)
         with _naming(files.video_vae):
             self.video_vae, report = load_video_vae(
@@ -169,7 +178,7 @@ class Pipeline:
 
         # `check` raises Cancelled: a request that streams the encoder stops between two parts
         self._text_encoder: Callable[[Callable[[], None]], TextEncoder] = text_encoder
-        if plan.text_encoder == "resident":
+        if plan.text_encoder == "resident" and not team.rank:  # rank 0 encodes for all
             resident = text_encoder(lambda: None)
             reports.append(resident.load)
             self._text_encoder = lambda check: resident
@@ -197,10 +206,13 @@ class Pipeline:
         With `preview` out/preview.webp is written anew after each step.
         """
         job = _Job(id=request.id, emit=emit, cancelled=cancelled, clock=clock)
-        inputs = self._inputs(request, job)
+        sigmas = sigmas_for(request.scheduler, request.steps, request.shift_video)
+        agree(self.team, fingerprints(self.plan, request, sigmas))
         target = target_of(request)
         with torch.inference_mode():
-            positive, negative = self._conditioning(request, inputs, job)
+            positive, negative = self.team.share(lambda: self._encoded(request, job))
+            if self.team.rank:
+                return self._assist(request, target, positive, negative, out, job)
             with _previews(out, job) if preview else nullcontext() as previews:
                 latents = self._sample(request, target, positive, negative, previews, job)
                 # the latents and the last preview are written while the frames are decoded
@@ -222,7 +234,10 @@ class Pipeline:
     ) -> Result:
         """A latents file (tensors "video" and "audio") to the mp4 `out`."""
         job = _Job(id=request_id, emit=emit, cancelled=cancelled, clock=clock)
-        pair, request = _read_latents(latents)
+        pair, request = self.team.share(lambda: _read_latents(latents))
+        if self.team.rank:
+            self._help_decode(pair, job)
+            return self._result(None, latents, out.parent, job)
         record = {"request": request, **self._record(), "latents": str(latents)}
         with torch.inference_mode():
             self._write_mp4(pair, out, record, job)
@@ -252,11 +267,50 @@ class Pipeline:
     ) -> int:
         """Decoding alone: bytes and wave reach the host and are dropped; the number of frames."""
         job = _Job(id="play", emit=emit, cancelled=cancelled, clock=clock)
-        with torch.inference_mode():
-            frames = self._frames(latents.video, job, as_bytes=True)
+        if self.team.rank:
+            self._help_decode(latents, job)
+            return 0
+        with torch.inference_mode(), self._conducting() as conductor:
+            frames = self._frames(latents.video, job, conductor, as_bytes=True)
             count = sum(len(chunk) for chunk in frames)
             self._wave(latents.audio, job)
         return count
+
+    # ---- several ranks
+
+    def _encoded(
+        self, request: Ref2VARequest, job: _Job
+    ) -> tuple[Conditioning, Conditioning | None]:
+        return self._conditioning(request, self._inputs(request, job), job)
+
+    def _assist(
+        self,
+        request: Ref2VARequest,
+        target: TargetShape,
+        positive: Conditioning,
+        negative: Conditioning | None,
+        out: Path,
+        job: _Job,
+    ) -> Result:
+        """What another rank than 0 does of a request: all steps, and its share of the tiles."""
+        latents = self._sample(request, target, positive, negative, None, job)
+        self._help_decode(latents, job)
+        return self._result(None, out / "latents.safetensors", out, job)
+
+    def _help_decode(self, latents: Latents, job: _Job) -> None:
+        with job.clock.stage(VIDEO_VAE_DECODE):
+            self.video_vae.help_decode(latents.video, self.team)
+
+    def _conducting(self) -> AbstractContextManager[Conductor | None]:
+        """Rank 0 decodes with the others inside."""
+        return Conductor(self.team) if self.team.ranks > 1 else nullcontext()
+
+    def _tell_peaks(self, job: _Job) -> None:
+        """A note on the memory of every rank so far; all have come to the same point."""
+        if self.team.ranks > 1:
+            peaks = self.team.collect(self._peak(job.clock))
+            told = ", ".join(f"{bytes / 2**30:.2f}" for bytes in peaks)
+            job.note(f"most memory of each rank up to the last step: {told} GiB")
 
     # ---- the steps of a request
 
@@ -372,7 +426,8 @@ class Pipeline:
             return made
 
         def timed(step: int) -> AbstractContextManager[None]:
-            job.check()
+            if self.team.share(job.cancelled):  # all ranks stop before the same step
+                raise Cancelled
             return job.clock.stage(DENOISE, step=step, meter=self.meter)
 
         def on_step(result: StepResult) -> None:
@@ -397,6 +452,7 @@ class Pipeline:
         for cache in caches:
             job.note(summary(self.plan.cache, cache.steps))
             job.cached.extend(cache.steps)
+        self._tell_peaks(job)
         return latents
 
     def _write_latents(self, latents: Latents, request: Ref2VARequest, out: Path) -> Path:
@@ -413,8 +469,9 @@ class Pipeline:
             record = {"request": _plain(request), **self._record(), "notes": job.notes}
             self._write_mp4(latents, path, record, job)
             return path
-        with job.clock.stage(MUX, exclusive=True):
-            write_frames(out / "frames", self._frames(latents.video, job, as_bytes=False))
+        with job.clock.stage(MUX, exclusive=True), self._conducting() as conductor:
+            frames = self._frames(latents.video, job, conductor, as_bytes=False)
+            write_frames(out / "frames", frames)
         wave = self._wave(latents.audio, job)
         write_safetensors_atomic(
             out / "audio.safetensors", {"wave": wave}, {"rate": str(SAMPLE_RATE)}
@@ -426,10 +483,10 @@ class Pipeline:
     ) -> None:
         from runtime.media.mp4 import Mp4Options, write_mp4  # PyAV: see _load_reference
 
-        with job.clock.stage(MUX, exclusive=True):
+        with job.clock.stage(MUX, exclusive=True), self._conducting() as conductor:
             written = write_mp4(
                 path,
-                self._frames(latents.video, job, as_bytes=True),
+                self._frames(latents.video, job, conductor, as_bytes=True),
                 lambda: self._wave(latents.audio, job)[0],
                 record,
                 Mp4Options(sample_rate=SAMPLE_RATE),
@@ -442,13 +499,16 @@ class Pipeline:
             f"which waited for it {written.exposed_seconds:.2f} s"
         )
 
-    def _frames(self, latent: Tensor, job: _Job, *, as_bytes: bool) -> Iterator[Tensor]:
+    def _frames(
+        self, latent: Tensor, job: _Job, conductor: Conductor | None, *, as_bytes: bool
+    ) -> Iterator[Tensor]:
         """Chunks of finished frames; only the decoding counts as the VAE's time."""
         chunks = self.video_vae.decode_stream(
             latent,
             as_bytes=as_bytes,
             cancelled=job.cancelled,
             on_tile=partial(job.progress, VIDEO_VAE_DECODE),
+            conductor=conductor,
         )
         while True:
             with job.clock.stage(VIDEO_VAE_DECODE):
@@ -515,6 +575,8 @@ class Pipeline:
         }
         if plan.cache != "off":
             resolved["step cache"] = route(plan)
+        if self.team.ranks > 1:
+            resolved["layout"] = f"{plan.layout}, {self.mesh.backend}"
         return resolved | linear_routes(self.model, self.dit_layers, plan, device)
 
 

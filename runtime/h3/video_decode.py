@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.cancel import Cancelled
+from runtime.h3.video_ranks import Conductor, help_out
 from runtime.h3.video_tiles import (
     CLIP_TOKENS,
     OVERLAP_TOKENS,
@@ -26,6 +27,7 @@ from runtime.h3.video_tiles import (
     tapped,
 )
 from runtime.nonfinite import NonFinite
+from runtime.team import Team
 
 DECODE_STAGE = "video VAE decode"
 CHUNKS_AHEAD = 1  # on a GPU: launched before the chunk before them is waited for
@@ -70,12 +72,17 @@ class RawClips:
         cut: Callable[[int], Split],
         at_once: int,
         watch: Watch,
+        conductor: Conductor | None = None,
     ) -> None:
+        """conductor: of the ranks that decode with this one."""
         self._decode_tiles, self._z, self._watch = decode_tiles, z, watch
         self._rows = cut(z.shape[3] * PIXELS_PER_TOKEN)
         self._columns = cut(z.shape[4] * PIXELS_PER_TOKEN)
         self._at_once = at_once
         self._num_tokens = num_tokens
+        self._conductor = conductor
+        places = self._places()
+        self._batches = [places[i : i + at_once] for i in range(0, len(places), at_once)]
         self._raw = self._tiles()
 
     def joined(self) -> Iterator[Tensor]:
@@ -95,27 +102,40 @@ class RawClips:
             for columns in _slices(self._columns)
         ]
 
-    def _tiles(self) -> Iterator[Tensor]:
-        places = self._places()
-        for done in range(0, len(places), self._at_once):
-            # no name of its own: it would keep a batch alive while the next one is decoded
-            yield from self._batch(places[done : done + self._at_once], done, len(places))
+    def help_out(self, team: Team) -> None:
+        """As another rank than 0: decodes its share of the batches for rank 0, which joins them."""
+        help_out(team, len(self._batches), self._batch)
 
-    def _batch(self, places: list[_Place], done: int, total: int) -> tuple[Tensor, ...]:
+    def _tiles(self) -> Iterator[Tensor]:
+        if self._conductor is None:
+            batches: Iterator[Tensor] = map(self._batch, range(len(self._batches)))
+        else:
+            sizes = [len(batch) for batch in self._batches]
+            batches = self._conductor.batches(sizes, self._batch)
+        total, done = sum(map(len, self._batches)), 0
+        # no name of a batch of its own: it would keep one alive while the next one is decoded
+        for tiles in map(_split, batches):
+            for tile in tiles:
+                tapped(self._watch.on_tap, f"clip_{done}/pixels_raw", tile)
+                done += 1
+                self._watch.on_tile(done, total)
+            yield from tiles
+            del tiles, tile
+
+    def _batch(self, number: int) -> Tensor:
         watch = self._watch
         if watch.cancelled():
             raise Cancelled
-        parts = [place.of(self._z) for place in places]
+        parts = [place.of(self._z) for place in self._batches[number]]
         for i, part in enumerate(parts):
-            tapped(watch.on_tap, f"clip_{done + i}/z", part)
+            tapped(watch.on_tap, f"clip_{number * self._at_once + i}/z", part)
         z = parts[0] if len(parts) == 1 else torch.cat(parts)
         # the goldens' modules are of the first tile
-        raw = self._decode_tiles(z, _first(watch.on_tap) if done == 0 else None)
-        tiles = raw.split(1)
-        for i, tile in enumerate(tiles):
-            tapped(watch.on_tap, f"clip_{done + i}/pixels_raw", tile)
-            watch.on_tile(done + i + 1, total)
-        return tiles
+        return self._decode_tiles(z, _first(watch.on_tap) if number == 0 else None)
+
+
+def _split(batch: Tensor) -> tuple[Tensor, ...]:
+    return batch.split(1)
 
 
 def _first(on_tap: Tap | None) -> Tap | None:

@@ -25,6 +25,7 @@ from runtime.h3.video_decode import (
 )
 from runtime.h3.video_decoder import HEAD_WIDTH, VideoDecoder, joined
 from runtime.h3.video_encoder import SPACE_STRIDES, VideoEncoder
+from runtime.h3.video_ranks import Conductor
 from runtime.h3.video_tiles import (
     CLIP_FRAMES,
     DROPPED_TOKENS,
@@ -42,6 +43,7 @@ from runtime.kernels.elementwise import VaeElementwise, load_vae
 from runtime.kernels.linear import linear_builder
 from runtime.kernels.unavailable import Unavailable
 from runtime.nonfinite import require_finite
+from runtime.team import Team
 
 ENCODE_STAGE = "video VAE encode"
 PIXEL_MEAN = (0.485, 0.456, 0.406)  # ImageNet
@@ -169,34 +171,58 @@ class VideoVAE(nn.Module):
         on_tile: Callable[[int, int], None] = unreported,
         on_tap: Tap | None = None,
         tiling: bool = True,
+        conductor: Conductor | None = None,
     ) -> Iterator[Tensor]:
         """Finished frames [n,H,W,3], float32 in [0,1] on the CPU, in order (contract 6.4-6.6).
 
         latent: normalised [1,24,T,h,w]. A chunk is final when yielded: 17 frames each, then the
         rest. as_bytes: uint8, rounded on the device; on a GPU in pinned memory, and the next chunk
         is launched before one is waited for. on_tile(done, total) follows each tile that was
-        launched. tiling=False exists for parity only. Raises ValueError for another shape,
+        launched. tiling=False exists for parity only. conductor: of the ranks that decode with this
+        one, each in `help_decode`. Raises ValueError for another shape,
         Cancelled before the next batch of `tiles` once `cancelled()` is true, NonFinite naming the
         stage.
         """
         self._check_latent(latent)
         watch = Watch(cancelled=cancelled, on_tile=on_tile, on_tap=on_tap)
-        return self._decode_chunks(latent, watch, split if tiling else whole, as_bytes)
+        return self._decode_chunks(latent, watch, split if tiling else whole, as_bytes, conductor)
+
+    @torch.no_grad()
+    def help_decode(self, latent: Tensor, team: Team) -> None:
+        """This rank's share of rank 0's `decode_stream` of the same latent."""
+        self._check_latent(latent)
+        watch = Watch(cancelled=never, on_tile=unreported, on_tap=None)
+        self._clips(latent, watch, split, None).help_out(team)
 
     @torch.no_grad()
     def _decode_chunks(
-        self, latent: Tensor, watch: Watch, cut: Callable[[int], Split], as_bytes: bool
+        self,
+        latent: Tensor,
+        watch: Watch,
+        cut: Callable[[int], Split],
+        as_bytes: bool,
+        conductor: Conductor | None,
     ) -> Iterator[Tensor]:
-        clips = RawClips(
+        clips = self._clips(latent, watch, cut, conductor)
+        ahead = CHUNKS_AHEAD if as_bytes and self.device.type == "cuda" else 0
+        yield from in_flight(clips.joined(), partial(self._start, as_bytes=as_bytes), ahead)
+
+    def _clips(
+        self,
+        latent: Tensor,
+        watch: Watch,
+        cut: Callable[[int], Split],
+        conductor: Conductor | None,
+    ) -> RawClips:
+        return RawClips(
             self._decode_tiles,
             self._padded(latent),
             latent.shape[2],
             cut=cut,
             at_once=self.tiles,
             watch=watch,
+            conductor=conductor,
         )
-        ahead = CHUNKS_AHEAD if as_bytes and self.device.type == "cuda" else 0
-        yield from in_flight(clips.joined(), partial(self._start, as_bytes=as_bytes), ahead)
 
     def _padded(self, latent: Tensor) -> Tensor:
         """Latents as the decoder takes them: denormalised, the last one repeated at the end."""

@@ -36,13 +36,14 @@ def _models(path: Path, table: Any) -> ModelFiles:
     """The four files, relative to the plan; an unnamed one is an empty path."""
     if not isinstance(table, dict):
         raise ValueError(f"models in {path.name} must be a table like [models], got {table!r}")
-    names = ("dit", "text_encoder", "video_vae", "audio_vae")
+    names = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer")
     named = {name: _file(path, name, table[name]) for name in names if name in table}
     files = ModelFiles(
         dit=named.get("dit", Path()),
         text_encoder=named.get("text_encoder", Path()),
         video_vae=named.get("video_vae", Path()),
         audio_vae=named.get("audio_vae", Path()),
+        tokenizer=named.get("tokenizer"),
     )
     if "deepstack_layers" not in table:
         return files

@@ -149,7 +149,7 @@ def test_a_killed_rank_is_reported_and_the_engine_starts_again(own: Engine, tmp_
 
 
 def test_the_death_of_one_of_two_ranks_ends_both(tmp_path: Path) -> None:
-    with Engine(fakes.plan(), families=fakes.FAMILIES, ranks=2) as engine:
+    with Engine(fakes.plan(layout="U2"), families=fakes.FAMILIES) as engine:
         assert [type(e) for e in engine.start()].count(Ready) == 1
         pids = engine.pids
         for event in engine.generate(fakes.request("slow"), out=tmp_path, media=False):

@@ -25,6 +25,7 @@ DRAWING = {"gradio", "plotly"}
 BANNED = {
     "runtime": {"app", "panels", "pynvml"} | DRAWING,
     "runtime/messages.py": RUNTIME | {"torch"},
+    "runtime/layouts.py": RUNTIME | {"torch"},
     "runtime/engine.py": RUNTIME | {"torch", "runtime.clock", "runtime.media"},
     "runtime/families.py": RUNTIME | {"torch"},
     "runtime/h3": {"runtime.ltx", "torch.distributed"},
@@ -107,7 +108,7 @@ def test_only_the_engine_part_of_the_runtime_is_known_to_app() -> None:
         for name in imported(file.read_text(encoding="utf-8"))
         if name.startswith("runtime.")
     }
-    assert known <= {"messages", "engine", "families", "media", "checkpoints", "h3"}
+    assert known <= {"messages", "layouts", "engine", "families", "media", "checkpoints", "h3"}
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,21 @@ def test_without_a_gpu_a_plan_for_one_is_refused(ask: Callable[..., Estimate]) -
     assert found.needs_force == "This plan needs a CUDA GPU: no NVIDIA driver."
 
 
+def test_a_layout_needs_a_gpu_for_each_rank(ask: Callable[..., Estimate], full: Plan) -> None:
+    found = ask(gpu(141), plan=replace(full, layout="U4"))
+    assert found.vram.verdict == "no"
+    assert found.needs_force == "Layout U4 needs 4 GPUs: this machine has 1."
+
+
+def test_tensor_parallel_ranks_need_less_each(ask: Callable[..., Estimate], full: Plan) -> None:
+    one = gpu(141)
+    two = replace(one, gpus=one.gpus * 2)
+    alone, shared = ask(one).vram, ask(two, plan=replace(full, layout="TP2")).vram
+    assert alone.needed is not None and shared.needed is not None
+    assert alone.needed - shared.needed > 4 * GIB  # half of the blocks' NVFP4 weights
+    assert shared.verdict == "fits"
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_what_is_not_measured_is_never_said_to_fit(
     ask: Callable[..., Estimate], full: Plan, device: str

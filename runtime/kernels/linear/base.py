@@ -25,4 +25,5 @@ class LinearBackend:
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
     scales_all_rows: bool = False  # activations by their largest: groups of rows round otherwise
+    whole_inputs: bool = False  # scales by all of a row: input features cannot be shared by ranks
     narrows: bool = False  # rounds weights again: for the layers that a model allows it only

@@ -6,15 +6,15 @@ Axes: M rows, K input features, N output features. Codes are e4m3, scales fp32.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.checkpoints.base import UNQUANTISED, PackedWeight
 from runtime.kernels.linear.dequant import dequantise
-from runtime.kernels.linear.packed import PackedLinear, beside_weight
+from runtime.kernels.linear.packed import AmaxLinear, ShareAmax, beside_weight, unshared
 from runtime.kernels.scaled import AMAX_FLOOR, E4M3_MAX, Scaled
 from runtime.kernels.unavailable import Unavailable
 
@@ -23,17 +23,25 @@ FORMATS = (UNQUANTISED, "nvfp4", "float8_e4m3fn")
 _KERNELS = "runtime.kernels.linear.triton_fp8"
 
 
-Quantise = Callable[[Tensor], Scaled]
+class Quantise(Protocol):
+    """What quantise_rows and quantise_tensor are, and Triton's kernels of the same names."""
+
+    def __call__(self, x_MK: Tensor, share_amax: ShareAmax = unshared) -> Scaled:
+        """Codes and scales."""
 
 
-def quantise_rows(x_MK: Tensor) -> Scaled:
-    """Each row by itself: codes = e4m3(x * (448 / amax)), scale = amax / 448, all in fp32."""
+def quantise_rows(x_MK: Tensor, share_amax: ShareAmax = unshared) -> Scaled:
+    """Each row by itself: codes = e4m3(x * (448 / amax)), scale = amax / 448, all in fp32.
+
+    A row lies whole on a rank: there is nothing to share.
+    """
+    del share_amax
     return _quantise(x_MK, x_MK.abs().amax(dim=-1, keepdim=True))
 
 
-def quantise_tensor(x_MK: Tensor) -> Scaled:
-    """The same with one amax over all of x: cut into rows, x gets other scales."""
-    return _quantise(x_MK, x_MK.abs().amax())
+def quantise_tensor(x_MK: Tensor, share_amax: ShareAmax = unshared) -> Scaled:
+    """The same with one amax over all of x, of which other ranks may have more rows."""
+    return _quantise(x_MK, share_amax(x_MK.abs().amax()))
 
 
 def _quantise(x_MK: Tensor, amax: Tensor) -> Scaled:
@@ -43,7 +51,7 @@ def _quantise(x_MK: Tensor, amax: Tensor) -> Scaled:
     return Scaled(codes_MK, amax / most)
 
 
-class FP8DynamicLinear(PackedLinear):
+class FP8DynamicLinear(AmaxLinear):
     """y = round(round(acc * (scale_x * scale_w)) + b); on a GPU acc is torch's _scaled_mm, fp32.
 
     The bias comes after the rounded product for any number of rows: cuBLASLt has no row-wise kernel
@@ -76,7 +84,8 @@ class FP8DynamicLinear(PackedLinear):
         """x [...,K] -> [...,N] in x's dtype; rows that are FP8 already -> [M,N] in bf16."""
         if isinstance(x, Scaled):
             return self.multiply(x, torch.bfloat16)
-        scaled = self.quantise(self.scaled_input(x).reshape(-1, self.in_features))
+        x_MK = self.scaled_input(x).reshape(-1, self.in_features)
+        scaled = self.quantise(x_MK, self.share_amax)
         return self.multiply(scaled, x.dtype).reshape(*x.shape[:-1], self.out_features)
 
     def multiply(self, scaled: Scaled, dtype: torch.dtype) -> Tensor:

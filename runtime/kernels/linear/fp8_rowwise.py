@@ -27,4 +27,5 @@ BACKEND = LinearBackend(
         "a CUDA GPU of compute capability 9.0 or newer with Triton; a CPU runs its reference"
     ),
     narrows=True,
+    whole_inputs=True,
 )

@@ -31,4 +31,5 @@ BACKEND = LinearBackend(
     ),
     narrows=True,
     scales_all_rows=True,
+    whole_inputs=True,  # and its weight is rounded by the largest of all of it
 )

@@ -104,4 +104,5 @@ BACKEND = LinearBackend(
     reason=_reason,
     route=_route,
     requirement="a CUDA GPU of compute capability 7.5 or newer, or a CPU",
+    whole_inputs=True,
 )

@@ -13,15 +13,15 @@ from torch import Tensor
 from runtime.kernels.linear.base import LinearBackend
 from runtime.kernels.linear.dequant import dequantise, nvfp4_kernel
 from runtime.kernels.linear.nvfp4_native import activation_scale, quantise
-from runtime.kernels.linear.packed import PackedLinear
+from runtime.kernels.linear.packed import AmaxLinear
 
 
-class NVFP4KitchenFallbackLinear(PackedLinear):
+class NVFP4KitchenFallbackLinear(AmaxLinear):
     """Quantise x to NVFP4, dequantise both operands to x's dtype, F.linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         x_SK = self.scaled_input(x).reshape(-1, self.in_features)
-        scale = activation_scale(x_SK, self.input_scale)
+        scale = activation_scale(x_SK, self.input_scale, self.share_amax)
         codes, blocks = quantise(x_SK, scale)
         with nvfp4_kernel(codes):
             rounded = ck.dequantize_nvfp4(codes, scale, blocks, x.dtype)

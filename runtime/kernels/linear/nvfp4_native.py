@@ -10,22 +10,24 @@ from torch import Tensor
 
 from runtime.checkpoints.base import PackedWeight
 from runtime.kernels.linear.base import LinearBackend
-from runtime.kernels.linear.packed import PackedLinear
+from runtime.kernels.linear.packed import AmaxLinear, ShareAmax, unshared
 from runtime.kernels.unavailable import Unavailable
 
 MATMUL = "scaled_mm_nvfp4"
 FP4_TIMES_FP8_MAX = 6.0 * 448.0
 
 
-def activation_scale(x_SK: Tensor, input_scale: Tensor | None) -> Tensor:
+def activation_scale(
+    x_SK: Tensor, input_scale: Tensor | None, share_amax: ShareAmax = unshared
+) -> Tensor:
     """Per-tensor fp32 scale: the stored one, else amax/2688 over ALL rows, divided in x's dtype.
 
-    Sharding the rows changes the amax, so a sharded run must share it (contract 8.3). If all of x
-    is zero so is the scale, and the quantiser's 0/0 is NaN: the run then stops as non-finite.
+    share_amax: a part of the rows to the amax of all of them, on every rank (contract 8.3). If all
+    of x is zero so is the scale, and the quantiser's 0/0 is NaN: the run stops as non-finite.
     """
     if input_scale is not None:
         return input_scale.to(torch.float32)
-    return (torch.amax(x_SK.abs()) / FP4_TIMES_FP8_MAX).to(torch.float32)
+    return (share_amax(torch.amax(x_SK.abs())) / FP4_TIMES_FP8_MAX).to(torch.float32)
 
 
 def quantise(x_SK: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +36,7 @@ def quantise(x_SK: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return ck.quantize_nvfp4(x_SK, scale, pad_16x=bool(rows % 16 or columns % 16))
 
 
-class NVFP4NativeLinear(PackedLinear):
+class NVFP4NativeLinear(AmaxLinear):
     """y = round(acc * (s2_x * s2_w) + b) with fp32 accumulation (contract 0.1.7, 8.3)."""
 
     weight_scale_2: Tensor
@@ -47,7 +49,7 @@ class NVFP4NativeLinear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         x_SK = self.scaled_input(x).reshape(-1, self.in_features)
-        scale = activation_scale(x_SK, self.input_scale)
+        scale = activation_scale(x_SK, self.input_scale, self.share_amax)
         codes, blocks = quantise(x_SK, scale)
         multiply = self._tensor_cores if x.is_cuda else self._reference
         y_SN = multiply(x_SK, codes, blocks, scale)[: x_SK.shape[0], : self.out_features]

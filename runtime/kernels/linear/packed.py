@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
 from runtime.checkpoints.base import PackedWeight
+
+ShareAmax = Callable[[Tensor], Tensor]
+
+
+def unshared(amax: Tensor) -> Tensor:
+    """All the activations are here."""
+    return amax
 
 
 class PackedLinear(nn.Module):
@@ -43,6 +50,17 @@ class PackedLinear(nn.Module):
     def bias_as(self, x: Tensor) -> Tensor | None:
         """The bias rounded to the compute dtype, as ComfyUI's mixed ops load it (contract 1.4b)."""
         return None if self.bias is None else self.bias.to(x.dtype)
+
+
+class AmaxLinear(PackedLinear):
+    """One that may scale its activations by the largest of all of them.
+
+    share_amax: that value to the one of all ranks that hold a part of these activations.
+    """
+
+    def __init__(self, packed: PackedWeight) -> None:
+        super().__init__(packed)
+        self.share_amax: ShareAmax = unshared
 
 
 def beside_weight(packed: PackedWeight) -> Mapping[str, Tensor]:

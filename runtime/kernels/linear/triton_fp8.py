@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.linear.packed import ShareAmax, unshared
 from runtime.kernels.scaled import AMAX_FLOOR, E4M3_MAX, Scaled
 
 WIDE = 8192  # columns from which a row gets 16 warps instead of 8
@@ -60,8 +61,9 @@ def _quantise_by(x, codes, amax, scale, K, row_stride, MOST: tl.constexpr, BLOCK
     tl.store(codes + row * K + cols, scaled.to(codes.dtype.element_ty), mask=mask)
 
 
-def quantise_rows(x_MK: Tensor) -> Scaled:
-    """Codes [M,K] and a scale per row [M,1]; one read of x."""
+def quantise_rows(x_MK: Tensor, share_amax: ShareAmax = unshared) -> Scaled:
+    """Codes [M,K] and a scale per row [M,1]; one read of x. There is nothing to share."""
+    del share_amax
     rows, width = _size(x_MK)
     codes_MK = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x_MK.device)
     scales_M1 = torch.empty(rows, 1, dtype=torch.float32, device=x_MK.device)
@@ -80,14 +82,15 @@ def quantise_rows(x_MK: Tensor) -> Scaled:
     return Scaled(codes_MK, scales_M1)
 
 
-def quantise_tensor(x_MK: Tensor) -> Scaled:
-    """Codes [M,K] and one scale []; x is read twice."""
+def quantise_tensor(x_MK: Tensor, share_amax: ShareAmax = unshared) -> Scaled:
+    """Codes [M,K] and one scale []; x is read twice, and its amax shared between."""
     rows, width = _size(x_MK)
     codes_MK = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x_MK.device)
     amax = torch.full((), AMAX_FLOOR, dtype=torch.float32, device=x_MK.device)
     scale = torch.empty_like(amax)
     block = triton.next_power_of_2(width)
     _amax_of_row[(rows,)](x_MK, amax, width, x_MK.stride(0), BLOCK=block, num_warps=_warps(width))
+    amax = share_amax(amax)
     _quantise_by[(rows,)](
         x_MK,
         codes_MK,

@@ -84,7 +84,7 @@ class Case:
         golden, device = self.golden, self.device
         checkpoint = denoiser(golden, checkpoints)
         plan = plan_of(golden, checkpoint, self.setup)
-        self.model, _ = load_denoiser(checkpoint, plan, device)
+        self.model, _ = load_denoiser(checkpoint, plan, device, mesh=self.setup.mesh)
         self.text = load_text_encoder(golden, checkpoints, self.setup)
         self.video_vae = self._video_vae(checkpoints)
         self.audio_vae = _audio_vae(checkpoints, self.params, device)
@@ -462,7 +462,8 @@ class _ModuleTaps:
     """Captures the denoiser's modules in the positive evaluation of the golden's module step."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.step = case, case.params.get("module_step", -1)
+        self.case = case
+        self.step = case.params.get("module_step", -1) if case.setup.whole else -1
         self._captured: Captured = {}
 
     def around(self, step: int) -> AbstractContextManager[None]:

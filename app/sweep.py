@@ -1,0 +1,128 @@
+"""What a sweep says of its layouts: each against the single one, in time, bytes and numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app import bench
+from app.children import run_child
+from runtime.layouts import LAYOUTS, SINGLE, Layout
+
+_GIB = 1 << 30
+_COMPARE_SECONDS = 300.0
+
+
+def chosen(names: str, devices: int, *, cuda: bool) -> list[str]:
+    """The layouts of "all" or of "U2,U4", single first: all else is told against it.
+
+    devices: GPUs, or cores of the CPU, that this machine has; "all" takes what fits on them.
+    ValueError for a name that does not exist, and for a layout that needs more GPUs.
+    """
+    if names == "all":
+        return [name for name in LAYOUTS if Layout.parse(name).ranks <= devices]
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    for name in asked:
+        ranks = Layout.parse(name).ranks
+        if cuda and ranks > devices:
+            raise ValueError(f"layout {name} needs {ranks} GPUs, this machine has {devices}")
+    return [SINGLE, *dict.fromkeys(name for name in asked if name != SINGLE)]
+
+
+def merged(parts: Sequence[bench.Measured]) -> bench.Measured:
+    """The turns of several starts of one subject; facts and warm-up of the last."""
+    last = parts[-1]
+    return bench.Measured(
+        name=last.name,
+        facts=last.facts,
+        rows=last.rows,
+        warm_up=last.warm_up,
+        turns=tuple(turn for part in parts for turn in part.turns),
+        gpu=tuple(sample for part in parts for sample in part.gpu),
+        profile=last.profile,
+    )
+
+
+def told(
+    name: str,
+    summary: Mapping[str, Any],
+    single: Mapping[str, Any] | None,
+    latents: Mapping[str, Path],
+) -> dict[str, Any]:
+    """A layout's line; against single: null for single itself, or where single did not run."""
+    ranks = Layout.parse(name).ranks
+    step = summary["step_seconds"]["median"]
+    one = None if single is None else single["step_seconds"]["median"]
+    exposed = summary["parts"].get("communication")
+    profile = summary.get("profile")
+    return {
+        "layout": name,
+        "ranks": ranks,
+        "ok": True,
+        "reason": "",
+        "step_seconds": summary["step_seconds"],
+        "speedup": None if one is None else one / step,
+        "efficiency": None if one is None else one / step / ranks,
+        "exposed_communication_seconds": None if exposed is None else exposed["median"],
+        "exposed_communication_share": None if exposed is None else exposed["median"] / step,
+        "communication_seconds": None if profile is None else profile["seconds"]["communication"],
+        "rank_peak_bytes": summary["rank_peak_bytes"],
+        "parity": _parity(latents, name),
+        "summary": dict(summary),
+    }
+
+
+def _parity(latents: Mapping[str, Path], name: str) -> dict[str, Any] | None:
+    """Video and audio apart, as `runtime.parity.latents` tells them."""
+    if name == SINGLE or not {name, SINGLE} <= latents.keys():
+        return None
+    pair = (latents[SINGLE], latents[name])
+    what = f"comparing the latents of {name}"
+    found: dict[str, Any] = json.loads(
+        run_child(
+            "runtime.parity.latents", pair, what=what, seconds=_COMPARE_SECONDS, memory_bytes=0
+        )
+    )
+    return found
+
+
+def lines(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table for people."""
+    head = ("layout", "step", "speed-up", "efficiency", "exposed", "all comm.", "GiB per rank")
+    rows = [(*head, "video rel. L2", "audio rel. L2")]
+    for one in layouts:
+        if not one["ok"]:
+            rows.append((one["layout"], f"failed: {one['reason']}", *[""] * 7))
+            continue
+        peaks = [f"{count / _GIB:.2f}" for count in one["rank_peak_bytes"]]
+        rows.append(
+            (
+                one["layout"],
+                f"{one['step_seconds']['median']:.4f} s",
+                _number(one["speedup"], "{:.3f}x"),
+                _number(one["efficiency"], "{:.1%}"),
+                _number(one["exposed_communication_share"], "{:.1%}"),
+                _number(one["communication_seconds"], "{:.4f} s"),
+                " ".join(peaks),
+                *(_distance(one["parity"], stream) for stream in ("video", "audio")),
+            )
+        )
+    fits = [row for row in rows if not row[1].startswith("failed")]
+    widths = [max(len(row[place]) for row in fits) for place in range(len(head) + 2)]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _distance(parity: Mapping[str, Any] | None, stream: str) -> str:
+    if parity is None:
+        return "-"
+    figures = parity[stream]
+    return "equal" if figures["equal"] else _number(figures["relative_l2"], "{:.2e}")

@@ -1,0 +1,1 @@
+"""One evaluation on several ranks: tensors and groups of ranks, no model."""

@@ -1,0 +1,101 @@
+"""Rows and heads through the exchange and back, on gloo processes: every one arrives, unpadded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.parallel.mesh import Exchange, Mesh
+from runtime.parallel.shares import head_shares, ranges, row_shares, shares, unit_shares
+from runtime.parallel.ulysses import RowShares, Ulysses
+from tests.rank_processes import on_ranks
+
+HEADS = 56
+LENGTHS = (*range(1, 68), 1021, 20094, 20511)
+RANKS = (2, 4, 6, 7, 8)
+
+
+def numbered(num_rows: int) -> Tensor:
+    """[S, 3, H, 1]: row, head and which of q, k, v, as one whole number; exact in float64."""
+    rows = torch.arange(num_rows, dtype=torch.float64)[:, None, None, None]
+    parts = torch.arange(3, dtype=torch.float64)[:, None, None]
+    heads = torch.arange(HEADS, dtype=torch.float64)[:, None]
+    return (rows * 3 + parts) * HEADS + heads
+
+
+class Checked:
+    """In place of attention: sees that it has all rows of this rank's heads; answers q + v."""
+
+    def __init__(self, num_rows: int, mesh: Mesh) -> None:
+        self.whole, self.heads = numbered(num_rows), 0
+        self.first = ranges(head_shares(HEADS, mesh.rows.size))[mesh.rows.rank].start
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        start = self.first + self.heads
+        self.heads += q.shape[1]
+        for part, x in enumerate((q, k, v)):
+            want = self.whole[:, part, start : self.first + self.heads]
+            assert torch.equal(x[0].transpose(0, 1), want), (part, x.shape)
+        return (q + v).transpose(1, 2).flatten(2)
+
+
+def carried(mesh: Mesh, lengths: tuple[int, ...], chunks: int) -> list[int]:
+    """The lengths that came through whole; those with too few rows are refused on every rank."""
+    passed = []
+    for num_rows in lengths:
+        if num_rows < mesh.rows.size:
+            with pytest.raises(ValueError, match=f"{num_rows} packed rows, too few"):
+                row_shares(num_rows, mesh.rows.size)
+            continue
+        counts = row_shares(num_rows, mesh.rows.size)
+        checked, whole = Checked(num_rows, mesh), numbered(num_rows)
+        ulysses = Ulysses(checked, mesh.rows, RowShares(counts), Exchange.wait, chunks)
+        own = whole[ranges(counts)[mesh.rows.rank]]
+        got = ulysses(*(x[None].transpose(1, 2) for x in own.unbind(1)))
+        assert checked.heads == head_shares(HEADS, mesh.rows.size)[mesh.rows.rank]
+        want = (own[:, 0] + own[:, 2]).flatten(1)[None]
+        assert torch.equal(got, want), num_rows
+        assert got.is_contiguous()
+        passed.append(num_rows)
+    return passed
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_row_and_head_comes_through_the_exchange_and_back(ranks: int) -> None:
+    want = [num_rows for num_rows in LENGTHS if num_rows >= ranks]
+    assert on_ranks(carried, f"U{ranks}", LENGTHS, 2) == [want] * ranks
+
+
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_the_exchange_may_be_cut_into_any_number_of_messages(chunks: int) -> None:
+    assert on_ranks(carried, "U6", (6, 67, 1021), chunks) == [[6, 67, 1021]] * 6
+
+
+def test_shares_are_ragged_and_never_padded() -> None:
+    assert head_shares(56, 6) == (10, 10, 9, 9, 9, 9)
+    assert row_shares(20511, 2) == (10256, 10255)
+    assert shares(7, 7) == (1,) * 7
+    assert unit_shares(14336, 6, (128,)) == tuple(128 * n for n in (19, 19, 19, 19, 18, 18))
+    for total in (1021, 20094):
+        for parts in RANKS:
+            assert sum(shares(total, parts)) == total
+
+
+def test_too_few_heads_or_units_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="4 heads here, too few for 6 ranks"):
+        head_shares(4, 6)
+    with pytest.raises(ValueError, match="192 features cannot be shared among 8 ranks"):
+        unit_shares(192, 8, (128, 64))
+
+
+def grouped(mesh: Mesh) -> list[float]:
+    """What the groups of this rank sum up to, each rank giving its number."""
+    mine = torch.tensor([float(mesh.everyone.rank)])
+    groups = (mesh.rows, mesh.weights, mesh.everyone)
+    return [float(group.total(mine.clone())) for group in groups]
+
+
+def test_neighbours_share_weights_and_the_others_share_rows() -> None:
+    got = on_ranks(grouped, "TP2xU2")
+    assert got == [[2.0, 1.0, 6.0], [4.0, 1.0, 6.0], [2.0, 5.0, 6.0], [4.0, 5.0, 6.0]]

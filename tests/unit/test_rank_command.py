@@ -1,0 +1,57 @@
+"""`torchrun ... -m runtime.rank`: the elastic rendezvous, the worker of the engine, no console."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.presets import dump_plan
+from tests.denoiser_parts import demo_plan
+
+ROOT = Path(__file__).parents[2]
+REQUEST = 'prompt = "a"\nwidth = 64\nheight = 64\nframes = 5\nsteps = 2\n'
+TORCHRUN = [
+    *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+    *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m"),
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    plan = demo_plan(layout="U2", threads=1)
+    (tmp_path / "plan.toml").write_text(dump_plan(plan))
+    (tmp_path / "request.toml").write_text(REQUEST)
+    named = {"plan": "plan.toml", "request": "request.toml", "out": "out"}
+    return [word for name, file in named.items() for word in (f"--{name}", str(tmp_path / file))]
+
+
+def run(start: list[str], files: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [*start, "runtime.rank", *files, "--no-media"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_two_ranks_of_torchrun_make_one_result(files: list[str], tmp_path: Path) -> None:
+    done = run(TORCHRUN, files)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [kind for event in events for kind in event].count("Result") == 1
+    assert (tmp_path / "out" / "latents.safetensors").is_file()
+
+
+def test_without_torchrun_it_says_how_to_start_it(files: list[str]) -> None:
+    done = run([sys.executable, "-m"], files)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("not set; start it with torchrun")
+
+
+def test_a_request_that_cannot_run_is_told_and_ends_all(files: list[str], tmp_path: Path) -> None:
+    (tmp_path / "request.toml").write_text(
+        REQUEST + '[[references]]\nkind = "image"\npath = "none.png"\n'
+    )
+    done = run(TORCHRUN, files)
+    assert done.returncode == 1
+    assert "none.png" in done.stdout and "Failure" in done.stdout

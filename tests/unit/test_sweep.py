@@ -1,0 +1,67 @@
+"""launch.py sweep on CPU ranks of the demo model: what its last line tells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import sweep
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "launch.py", "sweep", "--plan", "cpu", "--text-rows", "12"]
+    return subprocess.run(
+        [*command, "--rounds", "1", "--no-decode", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text('prompt = "x"\nwidth = 64\nheight = 64\nframes = 5\nsteps = 2\n')
+    return str(path)
+
+
+def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(small: str) -> None:
+    done = run("--request", small, "--layouts", "U2")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    single, two = told["layouts"]
+    assert (single["layout"], two["layout"], two["ranks"]) == ("single", "U2", 2)
+    assert two["step_seconds"]["n"] == 2
+    assert two["speedup"] == pytest.approx(
+        single["step_seconds"]["median"] / two["step_seconds"]["median"]
+    )
+    assert two["efficiency"] == pytest.approx(two["speedup"] / 2)
+    assert len(two["rank_peak_bytes"]) == 2 and min(two["rank_peak_bytes"]) > 1 << 26
+    assert 0 < two["exposed_communication_share"] < 1
+    for stream in ("video", "audio"):
+        assert two["parity"][stream]["relative_l2"] <= 1e-6
+
+
+def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str) -> None:
+    done = run("--request", small, "--layouts", "U2", "--random-size", "tiny",
+               "--random-weights", "no such format")  # fmt: skip
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 1 and not told["ok"]
+    assert all("random weights must be" in one["reason"] for one in told["layouts"])
+
+
+def test_all_takes_what_the_machine_can_hold_and_single_comes_first() -> None:
+    assert sweep.chosen("all", 2, cuda=True) == ["single", "U2", "TP2"]
+    assert sweep.chosen("U4, U2", 4, cuda=True) == ["single", "U4", "U2"]
+
+
+def test_a_layout_that_the_machine_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="layout U4 needs 4 GPUs, this machine has 2"):
+        sweep.chosen("U4", 2, cuda=True)
