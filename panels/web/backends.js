@@ -31,7 +31,7 @@ function backendsView(root, fail) {
       else alike.push({ ...one, names: [one.name] });
     }
     q('.ly-layouts').replaceChildren(...alike.map((one) => {
-      const name = one.names.map((words, i) => (i + 1 < one.names.length ? words.split(' ')[0] : words)).join(', ');
+      const name = one.names.length > 1 ? one.names.map((words) => words.split(':')[0]).join(', ') : one.name;
       const row = h3.make('li', 'ly-layout', '', h3.make('span', 'ly-layout-name', name));
       row.append(mark(one.available, one.available ? 'available' : 'not here'));
       if (one.reason) row.append(h3.make('span', 'ly-reason', one.reason));
