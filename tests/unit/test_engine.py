@@ -207,7 +207,10 @@ def test_a_console_killed_outright_leaves_no_process(plan: str, do: str, tmp_pat
         console.kill()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, "a process outlived its console"
-    assert set(os.listdir("/dev/shm")) == shared_memory
+    until = time.monotonic() + 10
+    while (left := set(os.listdir("/dev/shm")) - shared_memory) and time.monotonic() < until:
+        time.sleep(0.1)  # other programs of this machine make and remove theirs meanwhile
+    assert not left
 
 
 def test_the_console_side_of_the_engine_never_imports_torch() -> None:
