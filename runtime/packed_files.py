@@ -1,0 +1,42 @@
+"""Files that the checkout holds compressed with xz, unpacked beside themselves before first use.
+
+Random weights keep two thirds to five sixths of their size, yet the checkout has a limit. No torch.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+from pathlib import Path
+
+from runtime.media.files import write_bytes_atomic
+
+_DEMO = Path(__file__).parents[1] / "presets" / "demo"
+
+
+def unpack_demo() -> None:
+    """The demo model's checkpoints, for every command of launch.py and for the tests.
+
+    In a checkout of another user's nothing is written: a plan that needs them is refused later.
+    """
+    if os.access(_DEMO, os.W_OK):
+        unpack(_DEMO, _DEMO)
+
+
+def unpack(folder: Path, into: Path) -> None:
+    """Every `NAME.xz` of `folder` as `into`/NAME, whole or not at all; those that exist stay.
+
+    OSError where `into` cannot be written; ValueError of one sentence for a damaged file.
+    """
+    for packed in sorted(folder.glob("*.xz")):
+        path = into / packed.stem
+        if path.exists():
+            continue
+        try:
+            data = lzma.decompress(packed.read_bytes())
+        except (lzma.LZMAError, EOFError) as error:
+            raise ValueError(
+                f"{packed} is damaged ({error}); restore it from the repository"
+            ) from error
+        into.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomic(path, data)
