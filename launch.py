@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from runtime.packed_files import unpack_demo
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -62,6 +64,7 @@ def _run(argv: Sequence[str]) -> int:
             sub.set_defaults(run=module.run)
     args = parser.parse_args(argv)
     try:
+        unpack_demo()
         status: int = args.run(args)
     except BrokenPipeError:  # the reader of a pipe left, as in `launch.py inspect FILE | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

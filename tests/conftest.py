@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from runtime.packed_files import unpack_demo
 from runtime.parity.cpu import pin
 
 CPU_PATHS = pin()  # here, because it must come before the first test module imports torch
+unpack_demo()
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from runtime.kernels.linear.int8_convrot import rotate
 from runtime.media.files import write_bytes_atomic
+from runtime.packed_files import unpack_demo
 
 PRESETS = Path(__file__).parents[2] / "presets"
 DEMO, DELTAS = PRESETS / "demo", PRESETS / "checkpoint_deltas"
@@ -55,6 +56,7 @@ class _Delta:
 
 def build_checkpoints(folder: Path) -> Path:
     """Fill `folder` with links to the demo files and the rebuilt ones; right ones stay."""
+    unpack_demo()
     folder.mkdir(parents=True, exist_ok=True)
     for name in WHOLE:
         link = folder / f"{name}.safetensors"
