@@ -26,3 +26,11 @@ def tiny_checkpoints() -> Path:
     from tests.tiny_checkpoints import CHECKPOINTS
 
     return build_checkpoints(CHECKPOINTS)
+
+
+@pytest.fixture(scope="session")
+def ltx_goldens() -> Path:
+    """The goldens of LTX, unpacked once in tests/goldens_ltx, with their checkpoints."""
+    from tests.tiny_checkpoints import build_ltx
+
+    return build_ltx()

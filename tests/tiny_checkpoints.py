@@ -1,12 +1,27 @@
-"""`python -m tests.tiny_checkpoints` fills tests/goldens/checkpoints, which git ignores."""
+"""`python -m tests.tiny_checkpoints` fills what git ignores: checkpoints of the tiny goldens of H3,
+goldens and checkpoints of LTX, which the checkout holds compressed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.parity.tiny_checkpoints import build_checkpoints
+from runtime.packed_files import unpack
+from runtime.parity.tiny_checkpoints import build_checkpoints, rebuild
 
 CHECKPOINTS = Path(__file__).parent / "goldens" / "checkpoints"
+LTX = Path(__file__).parent / "goldens_ltx"
+
+
+def build_ltx(folder: Path = LTX) -> Path:
+    """Fill `folder` (default: where they lie) with the goldens and `folder`/checkpoints."""
+    files = folder / "checkpoints"
+    unpack(LTX, folder)
+    unpack(LTX / "checkpoints", files)
+    for delta in sorted((LTX / "checkpoints" / "deltas").glob("*.xz")):
+        rebuild(files / delta.stem, files / "t_bf16.safetensors", delta)
+    return folder
+
 
 if __name__ == "__main__":
     build_checkpoints(CHECKPOINTS)
+    build_ltx()

@@ -65,10 +65,15 @@ def build_checkpoints(folder: Path) -> Path:
             link.symlink_to(os.path.relpath(DEMO / link.name, folder))
     for name, base in BASES.items():
         path = folder / f"{name}.safetensors"
-        delta = _read_delta(DELTAS / f"{path.name}.xz")
-        if not path.exists() or _digest(path.read_bytes()) != delta.sha256:
-            _rebuild(path, folder / f"{base}.safetensors", delta)
+        rebuild(path, folder / f"{base}.safetensors", DELTAS / f"{path.name}.xz")
     return folder
+
+
+def rebuild(path: Path, base: Path, delta: Path) -> None:
+    """Write `path` from the file that it was derived from and the rest; a right one stays."""
+    rest = _read_delta(delta)
+    if not path.exists() or _digest(path.read_bytes()) != rest.sha256:
+        _rebuild(path, base, rest)
 
 
 def write_delta(original: Path, base: Path, delta: Path) -> None:
