@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from app.children import ROOT
 
@@ -21,11 +22,16 @@ class BenchFailed(RuntimeError):
 
 
 class Child:
-    """`python -m runtime.bench`; load() must be the first question, close() ends it."""
+    """`python -m runtime.bench`; load() must be the first question, close() ends it.
+
+    As a context it is not waited for when the block is left by an exception, Ctrl-C for one.
+    """
 
     def __init__(self, name: str, setup: dict[str, Any]) -> None:
         self.name = name
-        self._setup = setup
+        # Ours to remove: a process that is killed leaves its own behind.
+        self._scratch = tempfile.TemporaryDirectory(prefix="h3-bench-", ignore_cleanup_errors=True)
+        self._setup = {**setup, "scratch": self._scratch.name}
         self._said = tempfile.TemporaryFile()  # what it prints beside its answers  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "runtime.bench"],
@@ -35,6 +41,19 @@ class Child:
             stderr=self._said,
             start_new_session=True,  # Ctrl-C is ours to hear
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        self.close()
 
     def load(self) -> dict[str, Any]:
         """{"ready": facts, "rows": S} once everything is on the device."""
@@ -58,6 +77,7 @@ class Child:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._said.close()
+        self._scratch.cleanup()
 
     def kill(self) -> None:
         """Ends it in the middle of a turn."""

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app import bench, preflight, presets, runs
+from app import bench, measurements, preflight, presets, runs
 from app.bench_child import BenchFailed, Child
+from app.bench_lock import alone
 from app.bench_table import lines
 from app.stored import plain
 from runtime.messages import Plan, Ref2VARequest
 
-RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks" / "records.jsonl"
 FAILED = 1
 _SCHEMA = 1
 _STEPS = 2  # of a turn with random conditioning; a request brings its own number
@@ -68,6 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--record", action="store_true", help="add the result to docs/benchmarks/records.jsonl"
     )
     parser.add_argument("--record-to", metavar="FILE", help="add the result to this file")
+    add_store(parser)
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """--store, of `sweep` too."""
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=runs.FOLDER,
+        metavar="FOLDER",
+        help="the console's runs: its Timing panel shows what is in bench/ there",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,13 +88,13 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     setups = _setups(args, request)
     records = _records(args)
+    measurements.check(args.store)
     with ExitStack() as stack:
+        stack.enter_context(alone("launch.py bench"))
         watch = stack.enter_context(watching(setups[0][1]["plan"]["device"]))
         children = []
         for name, setup in setups:
-            children.append(Child(name, setup))
-            stack.callback(children[-1].close)
-            stack.push(partial(_kill, children[-1]))
+            children.append(stack.enter_context(Child(name, setup)))
         try:
             measured, order = bench.measure(
                 children,
@@ -102,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(lines(result["subjects"], result.get("ratio"))))
     for path in records:
         append(path, result)
+    measurements.keep(args.store, result)
     print(json.dumps(result))
     return 0
 
@@ -126,7 +139,7 @@ def _records(args: argparse.Namespace) -> list[Path]:
 
     One that is not there yet is made, empty.
     """
-    paths = [RECORDS] if args.record else []
+    paths = [measurements.PUBLISHED] if args.record else []
     paths += [presets.user_path(args.record_to)] if args.record_to else []
     for path in paths:
         try:
@@ -205,13 +218,6 @@ def watching(device: str) -> Iterator[bench.Watch]:
 @contextmanager
 def _unseen(reason: str) -> Iterator[Callable[[], dict[str, Any]]]:
     yield lambda: {"reason": reason}
-
-
-def _kill(child: Child, kind: type[BaseException] | None, *_: object) -> bool:
-    """A turn that was interrupted is not waited for."""
-    if kind is not None:
-        child.kill()
-    return False
 
 
 def _result(

@@ -9,15 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app import bench, presets, runs, sweep
+from app import bench, measurements, presets, runs, sweep
 from app.bench_child import BenchFailed, Child
-from app.cli.bench import append, watching
+from app.bench_lock import alone
+from app.cli.bench import add_store, append, watching
 from app.stored import plain
 from runtime.layouts import SINGLE, Layout
 from runtime.messages import Plan, Ref2VARequest
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="of a turn (2 without --request)")
     parser.add_argument("--no-decode", action="store_true", help="sampling alone")
     parser.add_argument("--record-to", metavar="FILE", help="add the result to this file")
+    add_store(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
     names = sweep.chosen(args.layouts, _devices(plan), cuda=plan.device == "cuda")
     for name in names:
         replace(plan, layout=name)  # what the plan cannot be with a layout is said before the first
-    with tempfile.TemporaryDirectory(prefix="h3-sweep-") as folder:
+    measurements.check(args.store)
+    with (
+        alone("launch.py sweep"),
+        tempfile.TemporaryDirectory(prefix="h3-sweep-") as folder,
+    ):
         layouts = _measured(args, plan, request, names, Path(folder))
     result = {
         "sweep": _SCHEMA,
@@ -70,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(sweep.lines(layouts)))
     if args.record_to:
         append(presets.user_path(args.record_to), result)
+    measurements.keep(args.store, result)
     print(json.dumps(result))
     return 0 if result["ok"] else 1
 
@@ -100,7 +106,7 @@ def _measured(
                     args, replace(plan, layout=name), request, folder / name / f"{round}"
                 )
                 try:
-                    with closing(Child(name, setup)) as child:
+                    with Child(name, setup) as child:
                         (found,), _ = bench.measure(
                             [child],
                             runs=1,

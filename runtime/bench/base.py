@@ -32,6 +32,7 @@ class Setup:
     media: bool  # a turn of the request's own conditioning writes an mp4
     out: Path  # where such turns keep what they write; Path(): it is removed
     attention: str  # of diffusers
+    scratch: Path = Path()  # of temporary files, removed by whoever made it; Path(): the system's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ def setup_of(told: Mapping[str, Any]) -> Setup:
         media=told["media"],
         out=Path(told["out"]),
         attention=told["attention"],
+        scratch=Path(told.get("scratch", "")),
     )
 
 

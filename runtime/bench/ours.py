@@ -99,7 +99,8 @@ class PlanSubject:
             folder.mkdir(parents=True)
             yield folder
             return
-        with tempfile.TemporaryDirectory(prefix="h3-bench-") as made:
+        place = None if self._setup.scratch == Path() else self._setup.scratch
+        with tempfile.TemporaryDirectory(prefix="h3-bench-", dir=place) as made:
             yield Path(made)
 
     def _turn(self, setup: Setup, ranges: Ranges, out: Path) -> Turn:

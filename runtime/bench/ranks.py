@@ -31,7 +31,8 @@ class RanksSubject:
 
     def __init__(self, setup: Setup) -> None:
         ranks = Layout.parse(setup.plan.layout).ranks
-        folder = tempfile.mkdtemp(prefix="h3-ranks-")
+        place = None if setup.scratch == Path() else setup.scratch
+        folder = tempfile.mkdtemp(prefix="h3-ranks-", dir=place)
         meeting = Meeting(ranks=ranks, store=f"file://{folder}/store", interface=_LOOPBACK)
         context = mp.get_context("spawn")
         others = [

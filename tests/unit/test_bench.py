@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +11,22 @@ from typing import Any
 
 import pytest
 
-from app import bench, bench_watch
+from app import bench, bench_watch, measurements, runs
 from app.bench_child import BenchFailed, Child
+from app.bench_lock import alone
 from app.bench_table import lines
 from launch import main
 from runtime.bench.base import setup_of
 from runtime.bench.profile import class_of, tell, union_seconds
 
 TINY = ("--plan", "cpu", "--request", "demo", "--text-rows", "7", "--runs", "2")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is kept in the test's folder, and other tests may measure meanwhile."""
+    monkeypatch.setattr(runs, "FOLDER", tmp_path / "runs")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @contextmanager
@@ -286,3 +295,72 @@ def test_the_table_has_a_column_per_subject_and_the_ratio() -> None:
     text = "\n".join(lines([bench.summary(a), bench.summary(b)], bench.ratios(a, b)))
     assert "a step of y takes 2.000 times as long as one of x" in text
     assert "not reported: nothing looks" in text
+
+
+def test_a_second_benchmark_on_the_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with alone("launch.py sweep"):
+        assert main(["bench", *TINY]) == 2
+    assert "launch.py sweep (process" in (said := capsys.readouterr().err)
+    assert "is measuring on this machine" in said
+    with alone("launch.py bench"):  # the one that has ended holds nothing
+        pass
+
+
+def test_a_killed_subject_leaves_no_folder_behind(tmp_path: Path) -> None:
+    """Ctrl-C in a turn: what the killed process had for the turn is removed with it."""
+    setup = {"plan": {}, "subject": "plan"}
+    with pytest.raises(KeyboardInterrupt), Child("x", setup) as child:
+        (scratch,) = tmp_path.glob("h3-bench-*")
+        (scratch / "h3-bench-of-the-turn").mkdir()
+        assert child._process.poll() is None
+        raise KeyboardInterrupt
+    assert not scratch.exists() and child._process.poll() is not None
+
+
+def test_a_turn_writes_below_the_folder_that_its_parent_removes(tmp_path: Path) -> None:
+    from runtime.bench.ours import PlanSubject
+
+    subject = object.__new__(PlanSubject)
+    subject._turns, subject._setup = 0, setup_of(a_setup(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    with subject._folder() as out:
+        assert out.parent == tmp_path / "scratch"
+
+
+def a_setup(scratch: Path) -> dict[str, Any]:
+    from app import presets
+    from app.stored import plain
+
+    request = presets.load_request(presets.find("requests", "demo"), id="x", changes={})
+    return {
+        "subject": "plan",
+        "plan": plain(presets.load_plan(presets.find("plans", "cpu"))),
+        "request": plain(request),
+        "text_rows": 7,
+        "weights": "",
+        "decode": False,
+        "media": False,
+        "out": "",
+        "attention": "",
+        "scratch": str(scratch),
+    }
+
+
+def test_what_was_measured_is_kept_where_the_console_looks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", *TINY, "--no-decode"]) == 0
+    told = last_line(capsys)
+    (shown,) = measurements.listed(tmp_path / "runs", published=tmp_path / "none")
+    assert (shown["kind"], shown["when"], shown["rows"]) == ("bench", told["when"], 129)
+    (subject,) = shown["subjects"]
+    assert subject["step_seconds"] == told["subjects"][0]["step_seconds"]
+    assert set(subject["parts"]) == {"attention", "GEMM", "communication", "other"}
+
+
+def test_a_result_that_could_not_be_kept_is_refused_before_it_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["bench", *TINY, "--store", str(tmp_path / "file" / "runs")]) == 2
+    assert "give --store another folder" in capsys.readouterr().err

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from app import sweep
+from app import measurements, sweep
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run(store: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "launch.py", "sweep", "--plan", "cpu", "--text-rows", "12"]
     return subprocess.run(
-        [*command, "--rounds", "1", "--no-decode", *options],
+        [*command, "--rounds", "1", "--no-decode", "--store", str(store), *options],
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(store)},  # other tests may measure meanwhile
         capture_output=True,
         text=True,
         check=False,
@@ -32,8 +34,10 @@ def small(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(small: str) -> None:
-    done = run("--request", small, "--layouts", "U2")
+def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(
+    small: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, "--request", small, "--layouts", "U2")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     single, two = told["layouts"]
@@ -47,14 +51,22 @@ def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(small
     assert 0 < two["exposed_communication_share"] < 1
     for stream in ("video", "audio"):
         assert two["parity"][stream]["relative_l2"] <= 1e-6
+    (shown,) = measurements.listed(tmp_path, published=tmp_path / "none")
+    assert [row["name"] for row in shown["subjects"]] == ["single", "U2"]
+    assert shown["subjects"][1]["efficiency"] == two["efficiency"]
+    assert shown["machine"]["torch"] and shown["shape"]["frames"] == 5
+    assert "/" not in json.dumps(shown["shape"]) and "models" not in json.dumps(shown)
+    assert not list(tmp_path.glob("h3-*-*"))
 
 
-def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str) -> None:
-    done = run("--request", small, "--layouts", "U2", "--random-size", "tiny",
+def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "--request", small, "--layouts", "U2", "--random-size", "tiny",
                "--random-weights", "no such format")  # fmt: skip
     told = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 1 and not told["ok"]
     assert all("random weights must be" in one["reason"] for one in told["layouts"])
+    (shown,) = measurements.listed(tmp_path, published=tmp_path / "none")
+    assert [(row["ok"], row["parts"]) for row in shown["subjects"]] == [(False, {})] * 2
 
 
 def test_all_takes_what_the_machine_can_hold_and_single_comes_first() -> None:

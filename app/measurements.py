@@ -1,0 +1,170 @@
+"""What `launch.py sweep` and `bench` measured, kept in <runs>/bench where the console finds it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app import runs
+from runtime.layouts import SINGLE, Layout
+from runtime.media.files import write_json_atomic
+
+FOLDER = "bench"
+PUBLISHED = Path(__file__).parents[1] / "docs" / "benchmarks" / "records.jsonl"
+MOST = 100  # that are told
+_MOST_BYTES = 16 << 20  # of a file that is read at all
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+_SHAPE = ("width", "height", "frames", "steps", "sampler", "scheduler", "seed", "cfg")
+_FIGURES = (
+    "layout",
+    "ranks",
+    "ok",
+    "reason",
+    "step_seconds",
+    "speedup",
+    "efficiency",
+    "exposed_communication_seconds",
+    "exposed_communication_share",
+    "communication_seconds",
+    "communication_share",
+    "rank_peak_bytes",
+    "parity",
+)
+
+Told = dict[str, Any]
+
+
+def check(root: Path) -> None:
+    """ValueError before anything is measured if the result could not be kept."""
+    place = next(p for p in (root.absolute(), *root.absolute().parents) if p.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise ValueError(
+            f"the result cannot be kept in {root}: {place} is no folder that can be written to; "
+            f"give --store another folder"
+        )
+
+
+def keep(root: Path, result: Mapping[str, Any]) -> Path:
+    """Writes a file of its own: two that end at once do not meet."""
+    path = root / FOLDER / f"{runs.new_id()}_{kind_of(result)}.json"
+    write_json_atomic(path, dict(result))
+    return path
+
+
+def kind_of(result: Mapping[str, Any]) -> str:
+    """sweep or bench."""
+    return "sweep" if "sweep" in result else "bench"
+
+
+def listed(root: Path, published: Path = PUBLISHED) -> list[Told]:
+    """The newest first: those of the runs folder, then what is published and not among them.
+
+    Damaged files and lines tell nothing.
+    """
+    found: dict[tuple[str, str, str], Told] = {}
+    for result, name, source in (*_kept(root / FOLDER), *_published(published)):
+        try:
+            told = _told(result, name, source)
+        except _DAMAGED:
+            continue
+        found.setdefault((told["kind"], told["when"], str(result["request"]["id"])), told)
+    return sorted(found.values(), key=lambda one: str(one["when"]), reverse=True)[:MOST]
+
+
+def _kept(folder: Path) -> Iterator[tuple[Told, str, str]]:
+    # names begin with the time
+    for path in sorted(folder.glob("*.json"), reverse=True)[:MOST]:
+        try:
+            if path.stat().st_size <= _MOST_BYTES:
+                yield json.loads(path.read_text(encoding="utf-8")), path.stem, FOLDER
+        except _DAMAGED:
+            continue
+
+
+def _published(path: Path) -> Iterator[tuple[Told, str, str]]:
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            yield json.loads(line), f"record_{number}", "docs/benchmarks"
+        except ValueError:
+            continue
+
+
+def _told(result: Told, id: str, source: str) -> Told:
+    """One measurement without this machine's paths; sweeps and benches alike, a row a subject."""
+    kind, request = kind_of(result), result["request"]
+    sweep = kind == "sweep"
+    found = [_layout(one) for one in result["layouts"]] if sweep else _subjects(result["subjects"])
+    first = next((row for row in found if row["ok"]), found[0])
+    plan = result["plan"] if sweep else result["subjects"][0]["plan"]
+    return {
+        "id": id,
+        "kind": kind,
+        "source": source,
+        "when": str(result["when"]),
+        "plan": plan["name"],
+        "device": first["device"] or plan["device"],
+        "shape": {
+            **{name: request[name] for name in _SHAPE},
+            "references": [one["kind"] for one in request["references"]],
+        },
+        "text_rows": result["text_rows"],
+        "rows": first["rows"],
+        "weights": result["weights"] if sweep else result["subjects"][0].get("weights", ""),
+        "order": result["order"],
+        "machine": first["machine"],
+        "ratio": result.get("ratio"),
+        "subjects": [{k: v for k, v in row.items() if k != "machine"} for row in found],
+    }
+
+
+def _layout(one: Told) -> Told:
+    """A layout of a sweep; of one that failed there is its reason alone."""
+    summary = one.get("summary", {})
+    return {
+        "name": one["layout"],
+        **{name: one.get(name) for name in _FIGURES},
+        **_measured(summary),
+    }
+
+
+def _subjects(subjects: Sequence[Told]) -> list[Told]:
+    """Of a bench, in the words of a sweep."""
+    found = []
+    for one in subjects:
+        layout = one["plan"].get("layout", SINGLE) if one["subject"] == "plan" else SINGLE
+        exposed = one["parts"].get("communication")
+        step, profile = one["step_seconds"]["median"], one.get("profile")
+        figures = {
+            **dict.fromkeys(_FIGURES),
+            "layout": layout,
+            "ranks": Layout.parse(layout).ranks,
+            "ok": True,
+            "reason": "",
+            "step_seconds": one["step_seconds"],
+            "exposed_communication_seconds": exposed and exposed["median"],
+            "exposed_communication_share": exposed and exposed["median"] / step,
+            "communication_seconds": profile and profile["seconds"].get("communication"),
+            "rank_peak_bytes": one.get("rank_peak_bytes") or [one["peak_allocated_bytes"]],
+        }
+        found.append({"name": one["name"], **figures, **_measured(one)})
+    return found
+
+
+def _measured(summary: Told) -> Told:
+    """What both keep of a subject: parts of a step, and under which conditions."""
+    return {
+        "rows": summary.get("rows"),
+        "parts": summary.get("parts", {}),
+        "stages": summary.get("stages", {}),
+        "gpu": summary.get("gpu"),
+        "load_seconds": summary.get("load_seconds"),
+        "resolved": summary.get("resolved", {}),
+        "machine": summary.get("machine", {}),
+        "device": summary.get("device_name", ""),
+    }
