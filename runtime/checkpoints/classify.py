@@ -56,6 +56,19 @@ _RULES: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"encoder\.|pre_block\.|mean_proj\.|logs_proj\.", "encoder"),
         (r"decoder\.|dec_in_proj\.", "decoder"),
     ),
+    "ltx_dit": (
+        (r"(audio_)?patchify_proj\.|(audio_)?proj_out\.", "projection"),
+        (r"keyframes_abs_pos_embedding$", "keyframes"),
+        (
+            r"((transformer_blocks\.\d+\.)?(audio_|prompt_|audio_prompt_)?scale_shift_table)",
+            "table",
+        ),
+        (r"\w*adaln_single\.", "adaln"),
+        (r"transformer_blocks\.\d+\.\w*attn[12]?\.[qk]_norm\.weight$", "norm"),
+        (r"transformer_blocks\.\d+\.\w*attn[12]?\.", "attention"),
+        (r"transformer_blocks\.\d+\.(audio_)?ff\.", "mlp"),
+        (r"(video|audio)_embeddings_connector\.", "connector"),
+    ),
 }
 _LAYOUTS = {
     ("nvfp4", "weight"): "2 x e2m1 per byte, even column high",
@@ -96,7 +109,7 @@ class QuantisedLayers:
 class Part:
     """One model of the file (an all-in-one file has several)."""
 
-    role: str  # dit | text_encoder | video_vae | audio_vae | unknown
+    role: str  # dit | text_encoder | video_vae | audio_vae | ltx_dit | unknown
     family: str
     prefix: str
     mode: Mode
@@ -218,6 +231,8 @@ class Residence:
         if self.role == "dit":  # rounded islands are fp32 again afterwards
             wide = kind in ("island", "time", "table") or (kind == "adaln" and self.pruned)
             return numel * (4 if wide else self.compute)
+        if self.role == "ltx_dit":
+            return numel * (4 if kind == "table" else self.compute)
         if self.role == "text_encoder":
             widened = kind == "vision" and not name.endswith("pos_embed.weight")
             return 4 * numel if widened else stored
@@ -338,6 +353,19 @@ def _dims(role: str, infos: Mapping[str, TensorInfo]) -> dict[str, int]:
             "decoder width": size("decoder.x_embedder.weight"),
             "decoder blocks": count(r"decoder\.transformer_blocks\.(\d+)\."),
             "encoder channels": size("encoder.norm_out.weight"),
+        }
+    elif role == "ltx_dit":
+        dims = {
+            "video": size("patchify_proj.weight"),
+            "audio": size("audio_patchify_proj.weight"),
+            "blocks": count(r"transformer_blocks\.(\d+)\."),
+            "video heads": size("transformer_blocks.0.attn1.to_gate_logits.bias"),
+            "audio heads": size("transformer_blocks.0.audio_attn1.to_gate_logits.bias"),
+            "connector blocks": count(
+                r"video_embeddings_connector\.transformer_1d_blocks\.(\d+)\."
+            ),
+            "video channels": size("proj_out.weight"),
+            "audio channels": size("audio_proj_out.weight"),
         }
     else:
         dims = {

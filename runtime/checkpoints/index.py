@@ -13,7 +13,7 @@ from typing import Any
 from runtime.checkpoints import FORMATS
 from runtime.checkpoints.header import CheckpointError, Header, TensorInfo, read_bytes
 from runtime.checkpoints.layer import Format, LayerQuant, LayerTensors
-from runtime.checkpoints.roles import own_names
+from runtime.checkpoints.roles import ROLES, own_names
 
 MARKER = "comfy_quant"
 LEGACY = "scaled_fp8"
@@ -55,6 +55,8 @@ def build_index(header: Header, role: str, read: ReadBytes | None = None) -> Ind
         markers = _markers(header, read, tensors, prefixes=_prefixes(names))
         if LEGACY in tensors and not markers:
             tensors, markers = _from_legacy(read, tensors)
+        if not markers:
+            markers = _unmarked(tensors, ROLES[role].unmarked)
         tensors = {n: i for n, i in tensors.items() if n.rpartition(".")[2] != MARKER}
         layers = {layer: _layer_quant(layer, marker) for layer, marker in markers.items()}
         _refuse_rotated_nvfp4(header.metadata, layers)
@@ -127,6 +129,14 @@ def _from_legacy(
                 "full_precision_matrix_mult": full_precision,
             }
     return renamed, markers
+
+
+def _unmarked(tensors: Mapping[str, TensorInfo], format: str) -> dict[str, Any]:
+    """The layers of a file without markers that store a second scale, where its role packs so."""
+    if not format:
+        return {}
+    ending = ".weight_scale_2"
+    return {n.removesuffix(ending): {"format": format} for n in tensors if n.endswith(ending)}
 
 
 def _json(what: str, text: bytes) -> dict[str, Any]:

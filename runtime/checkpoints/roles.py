@@ -16,6 +16,7 @@ class Role:
     title: str
     keys: tuple[str, ...]
     prefixes: tuple[str, ...]  # whole prefixes; one ending in "*" may continue up to the key
+    unmarked: str = ""  # format of packed layers in a file that has no markers at all
 
 
 ROLES: Mapping[str, Role] = {
@@ -42,11 +43,20 @@ ROLES: Mapping[str, Role] = {
         keys=("pre_block.attn.zero_k_bias",),
         prefixes=("", "vae.", "audio_vae.", "first_stage_model."),
     ),
+    "ltx_dit": Role(
+        title="two-stream LTX denoiser",
+        keys=(
+            "adaln_single.emb.timestep_embedder.linear_1.bias",
+            "audio_adaln_single.linear.weight",
+        ),
+        prefixes=("model.diffusion_model.", "diffusion_model.", ""),
+        unmarked="nvfp4",
+    ),
 }
 _OTHER_LAYOUTS = {
     "transformer_blocks.0.attn.to_q.weight": "a diffusers-layout transformer (split q/k/v, swapped "
     "SwiGLU halves)",
-    "transformer_blocks.0.attn1.to_q.weight": "an LTX transformer",
+    "transformer_blocks.0.attn1.to_q.weight": "an LTX transformer without an audio stream",
 }
 
 
