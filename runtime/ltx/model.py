@@ -1,0 +1,380 @@
+"""The LTX-2.5 denoiser, single device. Parameter names are the checkpoint's (ltx25.md section 3).
+
+B batch, N video tokens, A audio tokens, T tokens of either, L text rows, C channels, D width of a
+stream, H heads, d head width, r = d / 2. Operand order is part of the model: with fp32 weights on
+the CPU it gives the bits of diffusers' module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.kernels.attention.base import Attend
+from runtime.ltx.config import AV_ROWS, BLOCK_ROWS, PROMPT_ROWS, LTXConfig
+from runtime.ltx.modulation import (
+    StreamModulation,
+    TokenTimes,
+    add_heads,
+    distinct,
+    of_sigma,
+    of_tokens,
+)
+from runtime.ltx.packing import RopeTables, Rotation
+
+V2ASource = Literal["pre_a2v", "post_a2v"]
+V2A_SOURCES: tuple[V2ASource, ...] = ("pre_a2v", "post_a2v")
+COMFY_QK_EPS = 1e-5  # ComfyUI's norm of queries and keys; the model's is the config's norm_eps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """The text of both streams, from the connectors: [B, L, D] each, no mask."""
+
+    video_BLD: Tensor
+    audio_BLD: Tensor
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis, no weight; fp32 inside, rounded once."""
+    mean_square = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    return (x * torch.rsqrt(mean_square + eps)).to(x.dtype)
+
+
+def modulated(x_BTD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """x * (1 + scale) + shift."""
+    return x_BTD * (1 + scale) + shift
+
+
+def rotated(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
+    """Halves (a, b) of each head to (a cos - b sin, b cos + a sin), in the tables' dtype."""
+    cos, sin = rotation.cos_BHTr, rotation.sin_BHTr
+    a, b = x_BHTd.to(cos.dtype).chunk(2, dim=-1)
+    first = torch.addcmul(a * cos, sin, b, value=-1)
+    return torch.cat([first, torch.addcmul(b * cos, sin, a)], dim=-1).to(x_BHTd.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of x to a context, or to itself: q/k norm over all heads, rotation, head gates."""
+
+    def __init__(
+        self, width: int, context: int, heads: int, head_dim: int, eps: float, attend: Attend
+    ) -> None:
+        super().__init__()
+        inner = heads * head_dim
+        self.heads, self.attend = heads, attend
+        self.to_q = nn.Linear(width, inner)
+        self.to_k = nn.Linear(context, inner)
+        self.to_v = nn.Linear(context, inner)
+        self.q_norm = nn.RMSNorm(inner, eps=eps)
+        self.k_norm = nn.RMSNorm(inner, eps=eps)
+        self.to_gate_logits = nn.Linear(width, heads)
+        self.to_out = nn.ModuleList([nn.Linear(inner, width)])
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        context_BLD: Tensor,
+        rope: Rotation | None = None,
+        context_rope: Rotation | None = None,
+    ) -> Tensor:
+        """[B, T, D]; the gate sees x as the queries do. No rope: no rotation (text)."""
+        gate_BTH = 2.0 * torch.sigmoid(self.to_gate_logits(x_BTD))
+        q = self._by_head(self.q_norm(self.to_q(x_BTD)))
+        k = self._by_head(self.k_norm(self.to_k(context_BLD)))
+        v = self._by_head(self.to_v(context_BLD))
+        if rope is not None:
+            q, k = rotated(q, rope), rotated(k, rope if context_rope is None else context_rope)
+        out_BTI = self.attend(q, k, v)
+        gated = out_BTI.unflatten(2, (self.heads, -1)) * gate_BTH.unsqueeze(-1)
+        return self.to_out[0](gated.flatten(2))
+
+    def _by_head(self, x_BTI: Tensor) -> Tensor:
+        return x_BTI.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class GELU(nn.Module):
+    """A projection and GELU (tanh)."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, inner, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.proj(x), approximate="tanh")
+
+
+class FeedForward(nn.Module):
+    """Two linears with GELU between; `net` has the checkpoint's numbers."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
+        super().__init__()
+        out = nn.Linear(inner, width, bias=bias)
+        self.net = nn.ModuleDict({"0": GELU(width, inner, bias=bias), "2": out})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net["2"](self.net["0"](x))
+
+
+class Block(nn.Module):
+    """One layer of both streams (section 3.2); every norm in it is without weight."""
+
+    def __init__(self, config: LTXConfig, attend: Attend, qk_eps: float) -> None:
+        super().__init__()
+        video, audio = config.video_dim, config.audio_dim
+        heads = (config.num_attention_heads, config.attention_head_dim)
+        audio_heads = (config.audio_num_attention_heads, config.audio_attention_head_dim)
+        text, audio_text = config.cross_attention_dim, config.audio_cross_attention_dim
+        self.eps = config.norm_eps
+        self.attn1 = Attention(video, video, *heads, qk_eps, attend)
+        self.attn2 = Attention(video, text, *heads, qk_eps, attend)
+        self.audio_attn1 = Attention(audio, audio, *audio_heads, qk_eps, attend)
+        self.audio_attn2 = Attention(audio, audio_text, *audio_heads, qk_eps, attend)
+        self.audio_to_video_attn = Attention(video, audio, *audio_heads, qk_eps, attend)
+        self.video_to_audio_attn = Attention(audio, video, *audio_heads, qk_eps, attend)
+        self.ff = FeedForward(video, config.video_ff_dim, bias=config.ff_bias)
+        self.audio_ff = FeedForward(audio, config.audio_ff_dim, bias=config.audio_ff_bias)
+        self.scale_shift_table = _table(BLOCK_ROWS, video)
+        self.audio_scale_shift_table = _table(BLOCK_ROWS, audio)
+        self.prompt_scale_shift_table = _table(PROMPT_ROWS, video)
+        self.audio_prompt_scale_shift_table = _table(PROMPT_ROWS, audio)
+        self.scale_shift_table_a2v_ca_video = _table(AV_ROWS, video)
+        self.scale_shift_table_a2v_ca_audio = _table(AV_ROWS, audio)
+
+    def forward(
+        self,
+        x_BND: Tensor,
+        y_BAD: Tensor,
+        contexts: Contexts,
+        video: StreamModulation,
+        audio: StreamModulation,
+        rope: RopeTables,
+        v2a_source: V2ASource,
+    ) -> tuple[Tensor, Tensor]:
+        rows = video.block.with_table(self.scale_shift_table)
+        audio_rows = audio.block.with_table(self.audio_scale_shift_table)
+        x_BND = self._self_and_text(
+            x_BND,
+            contexts.video_BLD,
+            rows,
+            video.prompt.with_table(self.prompt_scale_shift_table),
+            rope.video,
+            (self.attn1, self.attn2),
+        )
+        y_BAD = self._self_and_text(
+            y_BAD,
+            contexts.audio_BLD,
+            audio_rows,
+            audio.prompt.with_table(self.audio_prompt_scale_shift_table),
+            rope.audio,
+            (self.audio_attn1, self.audio_attn2),
+        )
+        x_BND, y_BAD = self._across(x_BND, y_BAD, video, audio, rope, v2a_source)
+        x_BND = x_BND + self.ff(modulated(rms(x_BND, self.eps), *rows[3:5])) * rows[5]
+        y = self.audio_ff(modulated(rms(y_BAD, self.eps), *audio_rows[3:5]))
+        return x_BND, y_BAD + y * audio_rows[5]
+
+    def _self_and_text(
+        self,
+        x_BTD: Tensor,
+        context_BLD: Tensor,
+        rows: tuple[Tensor, ...],
+        prompt: tuple[Tensor, ...],
+        rope: Rotation,
+        attentions: tuple[Attention, Attention],
+    ) -> Tensor:
+        to_self, to_text = attentions
+        h = modulated(rms(x_BTD, self.eps), rows[0], rows[1])
+        x_BTD = x_BTD + to_self(h, h, rope) * rows[2]
+        h = modulated(rms(x_BTD, self.eps), rows[6], rows[7])
+        return x_BTD + to_text(h, modulated(context_BLD, *prompt)) * rows[8]
+
+    def _across(
+        self,
+        x_BND: Tensor,
+        y_BAD: Tensor,
+        video: StreamModulation,
+        audio: StreamModulation,
+        rope: RopeTables,
+        v2a_source: V2ASource,
+    ) -> tuple[Tensor, Tensor]:
+        """Audio into video, then video into audio; rows of these tables have the scale first."""
+        table, audio_table = (
+            self.scale_shift_table_a2v_ca_video,
+            self.scale_shift_table_a2v_ca_audio,
+        )
+        c0, h0, c1, h1 = video.cross.with_table(table[:4])
+        d0, t0, d1, t1 = audio.cross.with_table(audio_table[:4])
+        (gate,) = video.gate.with_table(table[4:])
+        (audio_gate,) = audio.gate.with_table(audio_table[4:])
+        nx, ny = rms(x_BND, self.eps), rms(y_BAD, self.eps)
+        x_BND = x_BND + gate * self.audio_to_video_attn(
+            modulated(nx, h0, c0), modulated(ny, t0, d0), rope.video_cross, rope.audio_cross
+        )
+        if v2a_source == "post_a2v":
+            nx = rms(x_BND, self.eps)
+        y_BAD = y_BAD + audio_gate * self.video_to_audio_attn(
+            modulated(ny, t1, d1), modulated(nx, h1, c1), rope.audio_cross, rope.video_cross
+        )
+        return x_BND, y_BAD
+
+
+class LTXModel(nn.Module):
+    """One velocity evaluation of both streams.
+
+    qk_eps: of the norms of queries and keys, None for the config's; COMFY_QK_EPS for ComfyUI's.
+    """
+
+    keyframes_abs_pos_embedding: nn.Parameter | None
+
+    def __init__(
+        self, config: LTXConfig, attend: Attend, *, keyframes: bool, qk_eps: float | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        video, audio = config.video_dim, config.audio_dim
+        self.patchify_proj = nn.Linear(config.in_channels, video)
+        self.audio_patchify_proj = nn.Linear(config.audio_in_channels, audio)
+        add_heads(self, config)
+        embedding = _table(1, video) if keyframes else None
+        self.register_parameter("keyframes_abs_pos_embedding", embedding)
+        eps = config.norm_eps if qk_eps is None else qk_eps
+        self.transformer_blocks = nn.ModuleList(
+            Block(config, attend, eps) for _ in range(config.num_layers)
+        )
+        self.scale_shift_table = _table(2, video)
+        self.audio_scale_shift_table = _table(2, audio)
+        self.proj_out = nn.Linear(video, config.out_channels)
+        self.audio_proj_out = nn.Linear(audio, config.audio_out_channels)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute dtype: that of the input projection, which is never quantised."""
+        return self.patchify_proj.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.patchify_proj.weight.device
+
+    def forward(
+        self,
+        video_BNC: Tensor,
+        audio_BAC: Tensor,
+        context_video: Tensor,
+        context_audio: Tensor,
+        *,
+        video_timestep_BN: Tensor | TokenTimes,
+        audio_timestep_BA: Tensor | TokenTimes,
+        video_sigma_B: Tensor,
+        audio_sigma_B: Tensor,
+        rope: RopeTables,
+        keyframe_mask: Tensor,
+        v2a_source: V2ASource = "pre_a2v",
+    ) -> tuple[Tensor, Tensor]:
+        """Velocities [B, N, C] and [B, A, C] in the compute dtype.
+
+        Latents and contexts [B, L, D] of any dtype; times and sigmas fp32 in [0, 1], a time being
+        0 where a token is frozen; rope and keyframe_mask ([1 or B, N, 1], 1 for tokens of a single
+        frame) as packing gives them, on the model's device.
+        """
+        if v2a_source not in V2A_SOURCES:
+            known = " or ".join(V2A_SOURCES)
+            raise ValueError(f"v2a_source must be {known}, got {v2a_source!r}")
+        modulation = self.modulate(
+            video_timestep_BN, audio_timestep_BA, video_sigma_B, audio_sigma_B
+        )
+        x_BND, y_BAD = self.embed(video_BNC, audio_BAC, keyframe_mask)
+        contexts = Contexts(
+            video_BLD=context_video.to(self.dtype), audio_BLD=context_audio.to(self.dtype)
+        )
+        for block in self.transformer_blocks:
+            x_BND, y_BAD = block(x_BND, y_BAD, contexts, *modulation, rope, v2a_source)
+        return self.finish(x_BND, y_BAD, *modulation)
+
+    def modulate(
+        self,
+        video_timestep_BN: Tensor | TokenTimes,
+        audio_timestep_BA: Tensor | TokenTimes,
+        video_sigma_B: Tensor,
+        audio_sigma_B: Tensor,
+    ) -> tuple[StreamModulation, StreamModulation]:
+        """What the eight heads say of video and of audio.
+
+        Each stream's own times, but for the gates: what comes from the other stream is weighed by
+        that stream's sigma.
+        """
+        return (
+            self._stream("", "video", "a2v", video_timestep_BN, video_sigma_B, audio_sigma_B),
+            self._stream("audio_", "audio", "v2a", audio_timestep_BA, audio_sigma_B, video_sigma_B),
+        )
+
+    def _stream(
+        self,
+        lead: str,
+        stream: str,
+        gate: str,
+        timestep_BT: Tensor | TokenTimes,
+        sigma_B: Tensor,
+        other_sigma_B: Tensor,
+    ) -> StreamModulation:
+        scale, gate_scale = (
+            self.config.timestep_scale_multiplier,
+            self.config.av_ca_timestep_scale_multiplier,
+        )
+        times = self._times(timestep_BT)
+        sigma_B, other_sigma_B = sigma_B.to(self.device), other_sigma_B.to(self.device)
+        head = self.get_submodule
+        block, embedded = of_tokens(head(f"{lead}adaln_single"), times, scale)
+        cross = head(f"av_ca_{stream}_scale_shift_adaln_single")
+        return StreamModulation(
+            block=block,
+            prompt=of_sigma(head(f"{lead}prompt_adaln_single"), sigma_B, scale),
+            cross=of_tokens(cross, times, scale)[0],
+            gate=of_sigma(head(f"av_ca_{gate}_gate_adaln_single"), other_sigma_B, gate_scale),
+            final=embedded,
+        )
+
+    def _times(self, timestep_BT: Tensor | TokenTimes) -> TokenTimes:
+        # fp32 keeps a row per token: fewer rows change the bits of an fp32 product on the CPU, and
+        # those of a bf16 one do not.
+        if isinstance(timestep_BT, Tensor):
+            per_token = self.dtype == torch.float32
+            timestep_BT = TokenTimes(values_BU=timestep_BT) if per_token else distinct(timestep_BT)
+        index_BT = timestep_BT.index_BT
+        return TokenTimes(
+            values_BU=timestep_BT.values_BU.to(self.device),
+            index_BT=None if index_BT is None else index_BT.to(self.device),
+        )
+
+    def embed(
+        self, video_BNC: Tensor, audio_BAC: Tensor, keyframe_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Both streams at their width; tokens of single frames get the keyframes' embedding."""
+        x_BND = self.patchify_proj(video_BNC.to(self.dtype))
+        if self.keyframes_abs_pos_embedding is not None:
+            marker = (keyframe_mask > 0).to(x_BND.dtype)
+            x_BND = x_BND + marker * self.keyframes_abs_pos_embedding.to(x_BND.dtype)
+        return x_BND, self.audio_patchify_proj(audio_BAC.to(self.dtype))
+
+    def finish(
+        self, x_BND: Tensor, y_BAD: Tensor, video: StreamModulation, audio: StreamModulation
+    ) -> tuple[Tensor, Tensor]:
+        """The last block's streams to velocities."""
+        x = _final(x_BND, video, self.scale_shift_table)
+        y = _final(y_BAD, audio, self.audio_scale_shift_table)
+        return self.proj_out(x), self.audio_proj_out(y)
+
+
+def _final(x_BTD: Tensor, of: StreamModulation, table_2D: Tensor) -> Tensor:
+    twice = of.final.repeated(len(table_2D))
+    shift, scale = twice.with_table(table_2D)
+    return modulated(F.layer_norm(x_BTD, x_BTD.shape[-1:], eps=1e-6), shift, scale)
+
+
+def _table(rows: int, width: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(rows, width))
