@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from torch import Tensor
 
+from runtime.encode_cache import EncodeCache as EncodeCache
+from runtime.encode_cache import Key
 from runtime.h3.audio_vae import resample
 from runtime.h3.references import (
     Guide,
@@ -46,8 +45,6 @@ TEXT_STAGE = "text encode"
 REFERENCE_STAGE = "reference encode"
 
 Stage = Callable[[str], AbstractContextManager[None]]
-Key = tuple[Any, ...]  # JSON-able parts
-T = TypeVar("T")
 
 
 class EncodesText(Protocol):
@@ -171,31 +168,6 @@ def presentation_order(media: Sequence[ReferenceMedia]) -> tuple[ReferenceMedia,
     """All images, then all videos, then stand-alone sounds, each kind in request order."""
     order = ("image", "video", "audio")
     return tuple(sorted(media, key=lambda m: order.index(m.kind)))
-
-
-class EncodeCache:
-    """Results of encoders on the host, the least recently used dropped beyond `max_bytes`."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.used_bytes = 0
-        self._entries: OrderedDict[str, tuple[Any, int]] = OrderedDict()
-
-    def recall(self, key: Key, compute: Callable[[], T], size: Callable[[T], int]) -> T:
-        """The value stored under `key`, else compute it and keep it if it fits at all."""
-        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-        if digest in self._entries:
-            self._entries.move_to_end(digest)
-            found: T = self._entries[digest][0]
-            return found
-        value = compute()
-        nbytes = size(value)
-        if nbytes <= self.max_bytes:
-            self._entries[digest] = (value, nbytes)
-            self.used_bytes += nbytes
-        while self.used_bytes > self.max_bytes:
-            self.used_bytes -= self._entries.popitem(last=False)[1][1]
-        return value
 
 
 def never() -> bool:
