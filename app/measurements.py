@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from app import runs
+from app.errors import Missing
 from runtime.layouts import SINGLE, Layout
 from runtime.media.files import write_json_atomic
 
-FOLDER = "bench"
-PUBLISHED = Path(__file__).parents[1] / "docs" / "benchmarks" / "records.jsonl"
+FOLDER, RECORDS = "bench", "docs/benchmarks"  # of the runs; of the checkout
+PUBLISHED = Path(__file__).parents[1] / RECORDS / "records.jsonl"
 MOST = 100  # that are told
 _MOST_BYTES = 16 << 20  # of a file that is read at all
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 _SHAPE = ("width", "height", "frames", "steps", "sampler", "scheduler", "seed", "cfg")
 _FIGURES = (
     "layout",
@@ -64,35 +66,53 @@ def listed(root: Path, published: Path = PUBLISHED) -> list[Told]:
 
     Damaged files and lines tell nothing.
     """
-    found: dict[tuple[str, str, str], Told] = {}
-    for result, name, source in (*_kept(root / FOLDER), *_published(published)):
-        try:
-            told = _told(result, name, source)
-        except _DAMAGED:
-            continue
-        found.setdefault((told["kind"], told["when"], str(result["request"]["id"])), told)
+    found: dict[str, Told] = {}
+    for told in (*_kept(root / FOLDER), *_published(published)):
+        found.setdefault(f"{told['kind']} {told['when']} {told['request']}", told)
     return sorted(found.values(), key=lambda one: str(one["when"]), reverse=True)[:MOST]
 
 
-def _kept(folder: Path) -> Iterator[tuple[Told, str, str]]:
+def one(root: Path, id: str, published: Path = PUBLISHED) -> Told:
+    """The measurement of that id; Missing if there is none."""
+    for told in listed(root, published):
+        if told["id"] == id:
+            return told
+    raise Missing(f"there is no measurement {id[:80]}; the list has those that are kept")
+
+
+def _kept(folder: Path) -> Iterator[Told]:
     # names begin with the time
     for path in sorted(folder.glob("*.json"), reverse=True)[:MOST]:
         try:
-            if path.stat().st_size <= _MOST_BYTES:
-                yield json.loads(path.read_text(encoding="utf-8")), path.stem, FOLDER
-        except _DAMAGED:
+            about = path.stat()
+            yield from _read(path, about.st_mtime_ns) if about.st_size <= _MOST_BYTES else ()
+        except OSError:
             continue
 
 
-def _published(path: Path) -> Iterator[tuple[Told, str, str]]:
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line), f"record_{number}", "docs/benchmarks"
-        except ValueError:
-            continue
+def _published(path: Path) -> Sequence[Told]:
+    return _lines(path, path.stat().st_mtime_ns) if path.is_file() else ()
+
+
+@lru_cache(maxsize=MOST)
+def _read(path: Path, written: int) -> Sequence[Told]:
+    """One file; `written` makes the answer of a changed file another one."""
+    del written
+    return _parsed(path.read_bytes(), path.stem, FOLDER)
+
+
+@lru_cache(maxsize=1)
+def _lines(path: Path, written: int) -> Sequence[Told]:
+    del written
+    lines = path.read_bytes().splitlines()
+    return [told for n, line in enumerate(lines, 1) for told in _parsed(line, f"r{n}", RECORDS)]
+
+
+def _parsed(text: bytes, id: str, source: str) -> Sequence[Told]:
+    try:
+        return (_told(json.loads(text), id, source),)
+    except _DAMAGED:
+        return ()
 
 
 def _told(result: Told, id: str, source: str) -> Told:
@@ -104,14 +124,15 @@ def _told(result: Told, id: str, source: str) -> Told:
     plan = result["plan"] if sweep else result["subjects"][0]["plan"]
     return {
         "id": id,
+        "request": str(request["id"]),
         "kind": kind,
         "source": source,
         "when": str(result["when"]),
         "plan": plan["name"],
         "device": first["device"] or plan["device"],
         "shape": {
-            **{name: request[name] for name in _SHAPE},
-            "references": [one["kind"] for one in request["references"]],
+            **{name: request[name] for name in _SHAPE if name in request},
+            "references": [one["kind"] for one in request.get("references", ())],
         },
         "text_rows": result["text_rows"],
         "rows": first["rows"],

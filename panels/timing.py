@@ -1,4 +1,4 @@
-"""Timing: where the seconds of a run went, against a pinned run."""
+"""Timing: where the seconds of a run went, against a pinned run; layouts and benchmarks."""
 
 from __future__ import annotations
 
@@ -39,8 +39,32 @@ _TIMING = (
     "</div></div></div></section>"
 )
 
+_MEASURED = (
+    "<section class='tm ms' aria-label='Layouts and benchmarks'>"
+    "<div class='tm-head'><h2 class='sub'>Layouts and benchmarks</h2></div>"
+    "<div class='tm-top'><label class='tm-pick'><span class='label'>Measurement</span>"
+    "<select class='pick ms-one'></select></label>"
+    "<div class='tools'><a class='quiet ms-json' download>JSON</a></div></div>"
+    "<div class='alert ms-alert' role='alert' hidden></div>"
+    "<p class='tm-empty ms-empty' hidden>Nothing is measured yet. <code>launch.py sweep --plan "
+    "NAME</code> measures every layout that this machine can hold, <code>launch.py bench</code> "
+    "one plan or two in turns; both appear here.</p>"
+    "<div class='tm-body ms-body' hidden>"
+    "<div class='tm-given'><ul class='words ms-shape' aria-label='Shape'></ul>"
+    "<p class='tm-note ms-ratio' hidden></p>"
+    "<details><summary>Conditions: machine, versions, kernels</summary>"
+    "<dl class='pairs ms-conditions'></dl></details></div>"
+    "<div class='tm-figure'><h2 class='sub'>Seconds per step</h2>"
+    "<div class='ms-steps'></div></div>"
+    "<div class='tm-figure'><h2 class='sub'>Table</h2><p class='tm-note ms-note'></p>"
+    "<div class='scroll'><table class='figures ms-table'><thead></thead><tbody></tbody>"
+    "</table></div></div></div></section>"
+)
+
 
 def build(console: Console, chip: gr.HTML) -> None:
-    """One part, which talks to /api/v1/runs."""
+    """Two parts, which talk to /api/v1/runs and /api/v1/measurements."""
     with gr.Column(elem_classes="h3card"):
         widgets.part("timing", _TIMING, scripts=("stages", "waterfall"))
+    with gr.Column(elem_classes="h3card"):
+        widgets.part("measured", _MEASURED, scripts=("stages", "waterfall"))

@@ -3,4 +3,14 @@
 health and metrics are not in it: the host includes them with what else they need.
 """
 
-ROUTES = ("doctor", "events", "jobs", "media", "parity", "plans", "runs", "telemetry")
+ROUTES = (
+    "doctor",
+    "events",
+    "jobs",
+    "measurements",
+    "media",
+    "parity",
+    "plans",
+    "runs",
+    "telemetry",
+)

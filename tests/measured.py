@@ -1,0 +1,72 @@
+"""Made-up results of `launch.py sweep` and `bench`, in the form that they write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app import presets
+from app.stored import plain
+from app.sweep import told
+from runtime.messages import Ref2VARequest
+
+
+def spread(median: float, n: int = 4) -> dict[str, Any]:
+    return {"median": median, "min": 0.98 * median, "max": 1.05 * median, "n": n}
+
+
+def summary(name: str, step: float, ranks: int, exposed: float) -> dict[str, Any]:
+    """Of one layout or subject; exposed: seconds of communication that computing did not hide."""
+    parts = {"attention": 0.45 * step, "GEMM": 0.45 * step, "communication": exposed}
+    parts["other"] = step - sum(parts.values())
+    return {
+        "name": name,
+        "rows": 20_094,
+        "step_seconds": spread(step),
+        "parts": {part: spread(seconds) for part, seconds in parts.items()},
+        "stages": {},
+        "rank_peak_bytes": [(40 - 3 * ranks) << 30] * ranks,
+        "peak_allocated_bytes": 40 << 30,
+        "gpu": {"reason": "made up"},
+        "load_seconds": 9.0,
+        "resolved": {"attention": f"kernel of {ranks}", "torch": "2.11.0"},
+        "machine": {"cpu": "none", "torch": "2.11.0", "python": "3.12"},
+        "device_name": "NVIDIA H200",
+    }
+
+
+def _frame() -> dict[str, Any]:
+    request = Ref2VARequest(id="20261130-010203_abcdef", prompt="a secret prompt")
+    return {"ok": True, "request": plain(request), "text_rows": 300, "order": "single U2 TP2"}
+
+
+def sweep(when: str = "2026-11-30T09:00:00Z") -> dict[str, Any]:
+    """single, U2 and a TP2 that failed."""
+    single, two = summary("single", 2.2, 1, 0.0), summary("U2", 1.25, 2, 0.05)
+    two["profile"] = {"seconds": {"communication": 0.19}}
+    parity = {
+        "video": {"equal": False, "relative_l2": 3.1e-3},
+        "audio": {"equal": True, "relative_l2": 0.0},
+    }
+    return {
+        "sweep": 1,
+        "when": when,
+        **_frame(),
+        "ok": False,
+        "plan": plain(presets.load_plan(presets.find("plans", "cpu"))),
+        "weights": "full:pruned_nvfp4",
+        "layouts": [
+            told("single", single, single, {}),
+            {**told("U2", two, single, {}), "parity": parity},
+            {"layout": "TP2", "ranks": 2, "ok": False, "reason": "TP2: rank 1 ran out of memory"},
+        ],
+    }
+
+
+def bench(when: str = "2026-11-30T08:00:00Z") -> dict[str, Any]:
+    """Two plans in turns."""
+    plan = plain(presets.load_plan(presets.find("plans", "cpu")))
+    extra = {"subject": "plan", "weights": "", "plan": plan}
+    subjects = [{**summary(name, step, 1, 0.0), **extra} for name, step in (("a", 2.0), ("b", 3.0))]
+    ratio = {"step": 1.5, "rounds": spread(1.5, 2)}
+    return {"bench": 1, "when": when, **_frame(), "rows": 20_094, "subjects": subjects,
+            "ratio": ratio}  # fmt: skip
