@@ -7,7 +7,7 @@ heads differ by one between ranks. S rows, R own rows, H heads, h heads here, d 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.kernels.attention.base import Attend
 from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.shares import head_shares, ranges, shares
+from runtime.parallel.turns import Turn, counts_of, pack, turns, unpack
 
 CHUNKS = 2  # of each rank's heads: one is on its way while attention runs on the other
 
@@ -42,50 +42,43 @@ class Ulysses:
         self._wait, self._chunks = wait, chunks
 
     def __call__(self, q_BHRd: Tensor, k_BHRd: Tensor, v_BHRd: Tensor) -> Tensor:
-        """[1, H, R, d] views -> [1, R, H*d]."""
-        _, num_heads, num_rows, width = q_BHRd.shape
-        chunks = self.head_chunks(num_heads)
-        qkv = [x[0].transpose(0, 1) for x in (q_BHRd, k_BHRd, v_BHRd)]
-        there = [self._send(qkv, heads) for heads in chunks]
-        back = [
-            self._attended(exchange, heads, width)
-            for exchange, heads in zip(there, chunks, strict=True)
-        ]
-        out_RHd = torch.empty(
-            num_rows, num_heads, width, dtype=back[0].sent.dtype, device=q_BHRd.device
+        """[1, H, R, d] views of one buffer -> [1, R, H*d]."""
+        qkv_R3Hd = _joined(*(x[0].transpose(0, 1) for x in (q_BHRd, k_BHRd, v_BHRd)))
+        there = [self.send(qkv_R3Hd, turn) for turn in self.turns(q_BHRd.shape[1])]
+        return self.attended(there, q_BHRd.shape)
+
+    def turns(self, num_heads: int) -> list[Turn]:
+        """What travels together, in the order in which `attended` wants it."""
+        return turns(num_heads, self._group.size, self._chunks)
+
+    def send(self, qkv_R3Hd: Tensor, turn: Turn) -> Exchange:
+        """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d]."""
+        num_rows, _, _, width = qkv_R3Hd.shape
+        heads = counts_of(turn)
+        own = 3 * heads[self._group.rank] * width
+        return self._group.exchange(
+            pack(qkv_R3Hd, turn),
+            [num_rows * 3 * count * width for count in heads],
+            [rows * own for rows in self._rows.counts],
         )
-        for exchange, heads in zip(back, chunks, strict=True):
-            received = self._wait(exchange)
-            sizes = [num_rows * _count(part) * width for part in heads]
-            for part, piece in zip(heads, received.split(sizes), strict=True):
-                out_RHd[:, part] = piece.view(num_rows, -1, width)
+
+    def attended(self, there: Sequence[Exchange], shape: Sequence[int]) -> Tensor:
+        """Attention over what was sent in `turns`; shape: of q, [1, H, R, d] -> [1, R, H*d]."""
+        _, num_heads, num_rows, width = shape
+        order = self.turns(num_heads)
+        back = [
+            self._attended(exchange, counts_of(turn), width)
+            for exchange, turn in zip(there, order, strict=True)
+        ]
+        first = back[0].sent
+        out_RHd = torch.empty(num_rows, num_heads, width, dtype=first.dtype, device=first.device)
+        for exchange, turn in zip(back, order, strict=True):
+            unpack(self._wait(exchange), turn, out_RHd)
         return out_RHd.flatten(1)[None]
 
-    def head_chunks(self, num_heads: int) -> list[list[slice]]:
-        """By chunk and rank: the heads of that rank that travel in that chunk."""
-        counts = head_shares(num_heads, self._group.size)
-        chunks = min(self._chunks, *counts)
-        found: list[list[slice]] = [[] for _ in range(chunks)]
-        for whole in ranges(counts):
-            for chunk, part in enumerate(ranges(shares(_count(whole), chunks))):
-                found[chunk].append(slice(whole.start + part.start, whole.start + part.stop))
-        return found
-
-    def _send(self, qkv: list[Tensor], heads: list[slice]) -> Exchange:
-        """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d]."""
-        num_rows, _, width = qkv[0].shape
-        sizes = [num_rows * 3 * _count(part) * width for part in heads]
-        buffer = qkv[0].new_empty(sum(sizes))
-        for part, piece in zip(heads, buffer.split(sizes), strict=True):
-            piece_R3hd = piece.view(num_rows, 3, -1, width)
-            for index, x_RHd in enumerate(qkv):
-                piece_R3hd[:, index] = x_RHd[:, part]
-        own = 3 * _count(heads[self._group.rank]) * width
-        return self._group.exchange(buffer, sizes, [rows * own for rows in self._rows.counts])
-
-    def _attended(self, exchange: Exchange, heads: list[slice], width: int) -> Exchange:
+    def _attended(self, exchange: Exchange, heads: Sequence[int], width: int) -> Exchange:
         """Attention of this rank's heads; every rank's rows of the output are on their way."""
-        own = _count(heads[self._group.rank])
+        own = heads[self._group.rank]
         qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
         q, k, v = qkv_S3hd.unbind(1)
         out_BSD = self._attend(*(x[None].transpose(1, 2) for x in (q, k, v)))
@@ -94,9 +87,20 @@ class Ulysses:
         return self._group.exchange(
             out_BSD.reshape(-1),
             [rows * own * width for rows in counts],
-            [mine * _count(part) * width for part in heads],
+            [mine * count * width for count in heads],
         )
 
 
-def _count(part: slice) -> int:
-    return int(part.stop - part.start)
+def _joined(q_RHd: Tensor, k_RHd: Tensor, v_RHd: Tensor) -> Tensor:
+    """[R, 3, H, d]: the buffer of which the three are views, equally far from each other."""
+    first, between = q_RHd.storage_offset(), k_RHd.storage_offset() - q_RHd.storage_offset()
+    together = (
+        q_RHd.data_ptr() + between * q_RHd.itemsize == k_RHd.data_ptr()
+        and k_RHd.data_ptr() + between * q_RHd.itemsize == v_RHd.data_ptr()
+        and q_RHd.stride() == k_RHd.stride() == v_RHd.stride()
+        and q_RHd.untyped_storage().data_ptr() == v_RHd.untyped_storage().data_ptr()
+    )
+    assert together, "q, k and v are views of one projection"
+    rows, heads, width = q_RHd.shape
+    of_row, of_head, of_value = q_RHd.stride()
+    return q_RHd.as_strided((rows, 3, heads, width), (of_row, between, of_head, of_value), first)

@@ -1,0 +1,95 @@
+"""In which messages heads travel between ranks, and the copies that make and open a message.
+
+Ranks differ by one head at most, the ones with more come first: so a message is made by one copy
+where all ranks have as many heads in it, else by two. R own rows, H heads, h heads of one rank in
+one message, P ranks, d head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from runtime.parallel.shares import head_shares, ranges, shares
+
+
+class Run(NamedTuple):
+    """Neighbouring ranks with `whole` heads each; heads [start, stop) of each travel together."""
+
+    first: int  # head of the first of these ranks
+    ranks: int
+    whole: int
+    start: int
+    stop: int
+
+    @property
+    def each(self) -> int:
+        """h: heads of one rank that travel."""
+        return self.stop - self.start
+
+    def of(self, x: Tensor) -> Tensor:
+        """[..., H, d] -> [..., P, h, d], a view."""
+        heads = x[..., self.first : self.first + self.ranks * self.whole, :]
+        return heads.unflatten(-2, (self.ranks, self.whole))[..., self.start : self.stop, :]
+
+
+Turn = tuple[Run, ...]  # one message of every rank: the runs in the order of the ranks
+
+
+def turns(num_heads: int, ranks: int, most: int) -> list[Turn]:
+    """The heads in `most` turns, in fewer where a rank has fewer heads."""
+    counts = head_shares(num_heads, ranks)
+    number = min(most, *counts)
+    found: list[list[Run]] = [[] for _ in range(number)]
+    first = 0
+    for whole in dict.fromkeys(counts):
+        alike = counts.count(whole)
+        for turn, part in enumerate(ranges(shares(whole, number))):
+            found[turn].append(Run(first, alike, whole, part.start, part.stop))
+        first += alike * whole
+    return [tuple(turn) for turn in found]
+
+
+def alone(turn: Turn) -> Turn:
+    """The runs of a buffer that has the heads of this turn and no others, in the same order."""
+    found, first = [], 0
+    for run in turn:
+        found.append(Run(first, run.ranks, run.each, 0, run.each))
+        first += run.ranks * run.each
+    return tuple(found)
+
+
+def heads_of(turn: Turn) -> list[slice]:
+    """Of each rank."""
+    firsts = [(run, run.first + i * run.whole) for run in turn for i in range(run.ranks)]
+    return [slice(first + run.start, first + run.stop) for run, first in firsts]
+
+
+def counts_of(turn: Turn) -> list[int]:
+    """h of each rank."""
+    return [run.each for run in turn for _ in range(run.ranks)]
+
+
+def pack(x_RAHd: Tensor, turn: Turn) -> Tensor:
+    """[R, A, H, d] of any strides -> one vector: for each rank its [R, A, h, d]."""
+    rows, parts, _, width = x_RAHd.shape
+    packed = x_RAHd.new_empty(rows * parts * sum(counts_of(turn)) * width)
+    for run, piece in _pieces(packed, turn, rows * parts * width):
+        piece.view(run.ranks, rows, parts, run.each, width).copy_(
+            run.of(x_RAHd).permute(2, 0, 1, 3, 4)
+        )
+    return packed
+
+
+def unpack(packed: Tensor, turn: Turn, into_RHd: Tensor) -> None:
+    """One vector with each rank's [R, h, d] -> these heads of [R, H, d]."""
+    rows, _, width = into_RHd.shape
+    for run, piece in _pieces(packed, turn, rows * width):
+        run.of(into_RHd).copy_(piece.view(run.ranks, rows, run.each, width).transpose(0, 1))
+
+
+def _pieces(packed: Tensor, turn: Sequence[Run], of_a_head: int) -> Iterator[tuple[Run, Tensor]]:
+    sizes = [of_a_head * run.ranks * run.each for run in turn]
+    return zip(turn, packed.split(sizes), strict=True)
