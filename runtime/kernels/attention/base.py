@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 # q, k, v [B, H, S, d], transposed views whose last axis is contiguous -> [B, S, H*d]; no mask,
-# scale 1/sqrt(d). B is 1 in the denoiser; in the video VAE it is the tiles decoded together.
+# scale 1/sqrt(d). B is 1 in the denoiser; in the video VAE it is the tiles decoded together. Cross
+# attention (LTX alone) has other rows in k and v than in q: sdpa, sdpa_math, sdpa_cudnn and sage2
+# take that, nobody has tried the others.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

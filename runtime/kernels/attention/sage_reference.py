@@ -88,7 +88,10 @@ FP8_SM120 = SageMaths(
 
 
 def sage_attention(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, maths: SageMaths) -> Tensor:
-    """q, k, v [B, H, S, d] of one half type -> [B, S, H*d] in it; none of them is written."""
+    """q, k, v [B, H, S, d] of one half type -> [B, S, H*d] in it; none of them is written.
+
+    k and v may have another number of rows than q.
+    """
     tiles = [
         _tile(q_HSd, k_HSd, v_HSd, maths)
         for q_HSd, k_HSd, v_HSd in zip(q_BHSd, k_BHSd, v_BHSd, strict=True)
@@ -99,7 +102,7 @@ def sage_attention(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, maths: SageMa
 def _tile(q_HSd: Tensor, k_HSd: Tensor, v_HSd: Tensor, maths: SageMaths) -> Tensor:
     """[S, H*d]."""
     dtype, k_HSd = q_HSd.dtype, _without_mean(k_HSd, maths)
-    rows, width = q_HSd.shape[-2:]
+    width = q_HSd.shape[-1]
     q_codes, q_scale_HS1 = _quantised(q_HSd.float(), maths.query_block, maths, pairs=False)
     k_codes, k_scale_HS1 = _quantised(k_HSd, maths.key_block, maths, pairs=True)
     values_HSd, value_scale_H1d = _values(v_HSd, maths)
@@ -108,8 +111,9 @@ def _tile(q_HSd: Tensor, k_HSd: Tensor, v_HSd: Tensor, maths: SageMaths) -> Tens
     top_HS1 = torch.full_like(q_scale_HS1, -math.inf)
     sum_HS1 = torch.zeros_like(q_scale_HS1)
     out_HSd = torch.zeros_like(q_codes)
-    for start in range(0, rows, maths.tile):
-        keys = slice(start, min(start + maths.tile, rows))
+    num_keys = k_HSd.shape[-2]
+    for start in range(0, num_keys, maths.tile):
+        keys = slice(start, min(start + maths.tile, num_keys))
         # whole numbers below 2**24: exact in fp32
         logits = (q_codes @ k_codes[:, keys].transpose(-1, -2)) * q_scale_HS1
         logits *= k_scale_HS1[:, keys].transpose(-1, -2)

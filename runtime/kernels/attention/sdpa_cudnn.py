@@ -15,7 +15,7 @@ from runtime.kernels.unavailable import Unavailable
 def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
     # cuDNN has no fp32 attention and none over a single row (the text of an empty prompt): the
     # route string says so.
-    if q_BHSd.dtype == torch.float32 or q_BHSd.shape[2] == 1:
+    if q_BHSd.dtype == torch.float32 or 1 in (q_BHSd.shape[2], k_BHSd.shape[2]):
         return sdpa.load(q_BHSd.device, AttentionOptions())(q_BHSd, k_BHSd, v_BHSd)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         out_BHSd = F.scaled_dot_product_attention(q_BHSd, k_BHSd, v_BHSd)

@@ -19,20 +19,22 @@ MOST_BYTES = 8 << 30  # of scores at once
 MOST_ROWS = int((MOST_BYTES / BYTES_PER_SCORE) ** 0.5)
 
 
-def heads_at_once(rows: int, tiles: int = 1) -> int:
+def heads_at_once(rows: int, tiles: int = 1, keys: int = 0) -> int:
     """Heads whose scores of all tiles fit in MOST_BYTES, at least one; Unavailable if not even
-    those of one head and tile do."""
-    if rows > MOST_ROWS:
+    those of one head and tile do. keys: as many as rows if not given."""
+    scores = rows * (keys or rows)
+    if scores > MOST_ROWS**2:
+        got = f"{rows} by {keys} keys" if keys not in (0, rows) else str(rows)
         raise Unavailable(
             NAME,
             f"it keeps all scores of a head in memory and takes at most {MOST_ROWS} rows, got "
-            f"{rows}; choose attention sdpa",
+            f"{got}; choose attention sdpa",
         )
-    return max(1, MOST_BYTES // (BYTES_PER_SCORE * rows * rows * tiles))
+    return max(1, MOST_BYTES // (BYTES_PER_SCORE * scores * tiles))
 
 
 def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
-    heads = heads_at_once(q_BHSd.shape[2], q_BHSd.shape[0])
+    heads = heads_at_once(q_BHSd.shape[2], q_BHSd.shape[0], k_BHSd.shape[2])
     groups = zip(*(x.split(heads, dim=1) for x in (q_BHSd, k_BHSd, v_BHSd)), strict=True)
     with sdpa_kernel(SDPBackend.MATH):
         out = [F.scaled_dot_product_attention(q, k, v).transpose(1, 2) for q, k, v in groups]
