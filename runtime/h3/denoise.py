@@ -29,6 +29,7 @@ from runtime.h3.packing import BlockShape, KeyframeShape, PackedLayout, TargetSh
 from runtime.h3.schedule import MIN_SIGMA, map_sigma
 from runtime.kernels.rope import rope_table
 from runtime.nonfinite import require_finite
+from runtime.parallel.sides import IN_TURN, Sides
 from runtime.solvers import SAMPLERS
 
 VISUAL_CONDITION_TIME = 0.999  # condition pictures are 0.1 % noise and say so
@@ -260,13 +261,15 @@ def sample(
     on_step: Callable[[StepResult], None],
     timed: Callable[[int], AbstractContextManager[None]] = lambda step: nullcontext(),
     tap: Tap | None = None,
+    sides: Sides = IN_TURN,
 ) -> Latents:
     """Run the sampler; returns the clean pair, audio back in its own scale (fp32, on the device).
 
     sigmas [steps+1] fp32 CPU. noise and start are fp32; start None means empty latents.
     `on_step` may raise to cancel; `timed(step)` encloses a step's evaluations. NonFinite names step
-    and stream.
+    and stream. sides: where they are shared this rank evaluates its own one, and taps only that.
     """
+    assert negative is not None or not sides.shared, "check_guidance comes first"
     device, scale = positive.device, positive.shifts.audio_scale
     noise_pack = noise.packed().to(device)
     latent_pack = torch.zeros_like(noise_pack)
@@ -278,13 +281,15 @@ def sample(
 
     def denoise(x: Tensor, sigma: Tensor, step: int) -> Tensor:
         with timed(step):
-            denoised = _guided(positive, negative, cfg, x, sigma, like, step, tap)
+            denoised = _guided(positive, negative, cfg, x, sigma, like, step, tap, sides)
         pair = like.unpack(denoised)
         _require_finite(denoised, pair, step)
         on_step(StepResult(step=step, sigma=float(sigma), x=like.unpack(x), denoised=pair))
         return denoised
 
-    positive.build_tables(sigmas[:-1], [] if negative is None else [negative])
+    here = [side for side in (positive, negative) if side is not None]
+    first, *others = [here[sides.own]] if sides.shared else here
+    first.build_tables(sigmas[:-1], others)
     end = like.unpack(SAMPLERS[sampler](denoise, x, sigmas))
     return Latents(video=end.video, audio=end.audio * (1 / scale))
 
@@ -306,16 +311,21 @@ def _guided(
     like: Latents,
     step: int,
     tap: Tap | None,
+    sides: Sides,
 ) -> Tensor:
     def side_tap(side: str) -> Tap | None:
         if tap is None:
             return None
         return lambda name, value: tap(f"step_{step:02d}/net_{side}/{name}", value)
 
-    conditional = positive.denoised(x, sigma, like, side_tap("pos"))
     if negative is None:
-        return conditional
-    unconditional = negative.denoised(x, sigma, like, side_tap("neg"))
+        return positive.denoised(x, sigma, like, side_tap("pos"))
+    if sides.shared:
+        own, name = (negative, "neg") if sides.own else (positive, "pos")
+        conditional, unconditional = sides.both(own.denoised(x, sigma, like, side_tap(name)))
+    else:
+        conditional = positive.denoised(x, sigma, like, side_tap("pos"))
+        unconditional = negative.denoised(x, sigma, like, side_tap("neg"))
     if tap is not None:
         for side, value in (("pos", conditional), ("neg", unconditional)):
             tap(f"step_{step:02d}/{side}_denoised_video", like.unpack(value).video)

@@ -52,7 +52,7 @@ from runtime.h3.video_ranks import Conductor
 from runtime.h3.video_vae import load_vae_attention, load_video_vae
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import elementwise_backend
-from runtime.layouts import Layout
+from runtime.layouts import Layout, check_guidance
 from runtime.machine import driver
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
@@ -69,6 +69,7 @@ from runtime.messages import (
 )
 from runtime.meter import StepMeter
 from runtime.parallel.mesh import mesh_of
+from runtime.parallel.sides import Sides
 from runtime.team import ALONE, Team
 
 _REQUEST_KEY = "h3_request"  # in the metadata of a latents file
@@ -206,6 +207,7 @@ class Pipeline:
         With `preview` out/preview.webp is written anew after each step.
         """
         job = _Job(id=request.id, emit=emit, cancelled=cancelled, clock=clock)
+        check_guidance(self.plan.layout, request.cfg)
         sigmas = sigmas_for(request.scheduler, request.steps, request.shift_video)
         agree(self.team, fingerprints(self.plan, request, sigmas))
         target = target_of(request)
@@ -408,6 +410,7 @@ class Pipeline:
         shifts = Shifts(video=request.shift_video, audio=request.shift_audio)
         sigmas = sigmas_for(request.scheduler, request.steps, shifts.video)
         total = len(sigmas) - 1
+        sides = Sides.of(self.mesh, self.meter)
 
         caches: list[CachedModel] = []
 
@@ -448,10 +451,14 @@ class Pipeline:
             start=None,
             on_step=on_step,
             timed=timed,
+            sides=sides,
         )
-        for cache in caches:
-            job.note(summary(self.plan.cache, cache.steps))
-            job.cached.extend(cache.steps)
+        answered = [cache.steps for cache in caches]
+        if answered and sides.shared:  # each rank has seen its own side's
+            answered = self.team.collect(answered[sides.own])
+        for steps in answered:
+            job.note(summary(self.plan.cache, steps))
+            job.cached.extend(steps)
         self._tell_peaks(job)
         return latents
 

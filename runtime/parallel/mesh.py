@@ -1,32 +1,62 @@
 """Groups of ranks from a layout, and how the members of a group talk about tensors.
 
-Every member makes the same calls in the same order. On a GPU an exchange runs on NCCL's own stream
-beside what is computed until its result is waited for; gloo does the same for CPU ranks.
+Every member makes the same calls in the same order. On a GPU whatever goes between ranks runs on
+one stream, one after another whichever the group, so that two groups never wait for each other; it
+runs beside what is computed until its result is waited for. gloo's threads do the same for CPU
+ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from runtime.layouts import Layout
 
+# Marks the beginning of a transfer in the current stream; what it returns marks the end, once.
+Timed = Callable[[], Callable[[], None]]
+
+
+def _unmarked() -> None:
+    """Nobody measures."""
+
+
+def untimed() -> Callable[[], None]:
+    """Nobody measures."""
+    return _unmarked
+
+
+@functools.cache
+def line(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a GPU on which it talks to the others."""
+    return torch.cuda.Stream(device)
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An exchange under way: what was sent has to live until it is over."""
+    """An exchange under way. It has to be waited for: until then it holds what is read or written.
+
+    work: of CPU ranks, done: of GPUs; neither where nothing was sent.
+    """
 
     received: Tensor
     sent: Tensor
     work: dist.Work | None = None
+    done: torch.cuda.Event | None = None
+    ended: Callable[[], None] = _unmarked
 
     def wait(self) -> Tensor:
         """What arrived; on a GPU the stream waits, not the caller."""
+        if self.done is not None:
+            torch.cuda.current_stream(self.sent.device).wait_event(self.done)
         if self.work is not None:
             self.work.wait()
+            self.ended()
         return self.received
 
 
@@ -34,12 +64,13 @@ class Exchange:
 class Group:
     """Ranks that share something; `rank` is this one's number among them. Alone, nothing is sent.
 
-    members: dist's handle, None for one rank alone.
+    members: dist's handle, None for one rank alone. timed: told of each transfer.
     """
 
     rank: int = 0
     size: int = 1
     members: dist.ProcessGroup | None = None
+    timed: Timed = untimed
 
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int]) -> Exchange:
         """A contiguous vector cut into to[i] values for member i; of[i] values come from it.
@@ -49,10 +80,16 @@ class Group:
         if self.members is None:
             return Exchange(sent_N, sent_N)
         received_N = sent_N.new_empty(sum(of))
-        work = dist.all_to_all_single(
-            received_N, sent_N, list(of), list(to), group=self.members, async_op=True
+        start = functools.partial(
+            dist.all_to_all_single,
+            received_N,
+            sent_N,
+            list(of),
+            list(to),
+            group=self.members,
+            async_op=True,
         )
-        return Exchange(received_N, sent_N, work)
+        return self._begun(start, received_N, sent_N)
 
     def gather(self, own_N: Tensor, of: Sequence[int]) -> Exchange:
         """Every member's vector, of[i] values of member i, on every member."""
@@ -72,19 +109,44 @@ class Group:
         if self.members is None:
             return x
         x = x.contiguous()
-        dist.all_reduce(x, how, group=self.members)
-        return x
+        start = functools.partial(dist.all_reduce, x, how, group=self.members, async_op=True)
+        return self._begun(start, x, x).wait()
+
+    def _begun(self, start: Callable[[], dist.Work], received: Tensor, sent: Tensor) -> Exchange:
+        """On a GPU the transfer starts once the current stream is here, and the line is free."""
+        if sent.device.type != "cuda":
+            ended = self.timed()
+            work = start()
+            work.get_future().add_done_callback(lambda _: ended())
+            return Exchange(received, sent, work=work, ended=ended)
+        stream = line(sent.device)
+        stream.wait_stream(torch.cuda.current_stream(sent.device))
+        with torch.cuda.stream(stream):
+            ended = self.timed()
+            start().wait()  # it runs on a stream of NCCL's, which this one waits for
+            ended()
+            done = stream.record_event()
+        return Exchange(received, sent, done=done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """rows: the ranks among which rows and heads are shared (Ulysses). weights: those that share
-    each weight (tensor parallel). everyone: all ranks of the layout.
+    each weight (tensor parallel). evaluation: all that compute one side of a request together.
+    sides: this rank and its like on the other side, the positive one first. everyone: all ranks of
+    the layout.
     """
 
     rows: Group = Group()
     weights: Group = Group()
+    evaluation: Group = Group()
+    sides: Group = Group()
     everyone: Group = Group()
+
+    def timed_by(self, timed: Timed) -> Mesh:
+        """The same groups, which tell of their transfers."""
+        groups = {f.name: replace(getattr(self, f.name), timed=timed) for f in fields(self)}
+        return replace(self, **groups)
 
     @property
     def backend(self) -> str:
@@ -104,16 +166,26 @@ def mesh_of(layout: Layout) -> Mesh:
     if layout.ranks == 1:
         return ALONE
     assert dist.get_world_size() == layout.ranks, "the engine starts a layout's number of ranks"
+    ranks, tensor, side = layout.ranks, layout.tensor, layout.of_a_side
+    sides = range(0, ranks, side)  # the first rank of each
+    made: dict[tuple[range, ...], Group] = {}
+
+    def group(*partition: range) -> Group:
+        """That of this rank; one set of groups for parts that are the same."""
+        if partition not in made:
+            made[partition] = _mine(partition)
+        return made[partition]
+
     return Mesh(
-        rows=_mine([range(first, layout.ranks, layout.tensor) for first in range(layout.tensor)]),
-        weights=_mine(
-            [range(first, first + layout.tensor) for first in range(0, layout.ranks, layout.tensor)]
-        ),
-        everyone=_mine([range(layout.ranks)]),
+        rows=group(*(range(a + b, a + side, tensor) for a in sides for b in range(tensor))),
+        weights=group(*(range(first, first + tensor) for first in range(0, ranks, tensor))),
+        evaluation=group(*(range(first, first + side) for first in sides)),
+        sides=group(*(range(first, ranks, side) for first in range(side))),
+        everyone=group(range(ranks)),
     )
 
 
-def _mine(partition: Sequence[Sequence[int]]) -> Group:
+def _mine(partition: Sequence[range]) -> Group:
     """The group of a partition that this rank is in."""
     mine, own = dist.get_rank(), Group()
     for ranks in partition:

@@ -38,6 +38,7 @@ from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_vae import VideoVAE, load_video_vae
 from runtime.kernels.attention import AttentionOptions, attention_backend
 from runtime.messages import frame_count
+from runtime.parallel.sides import Sides
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Comparison, Unsupported, compare
 from runtime.parity.replay.modules import staged_modules
@@ -231,6 +232,7 @@ class Case:
             on_step=on_step,
             timed=modules.around,
             tap=tap,
+            sides=Sides.of(self.setup.mesh),
         )
         for name in sorted(found):
             stage = "denoiser modules" if name.startswith("mod/") else name.split("/")[0]
