@@ -1,7 +1,8 @@
-"""How the ranks of a plan share a request: tensor parallel groups of Ulysses ranks, by name."""
+"""How the ranks of a plan share a request: sides of guidance, rows and heads, weights; by name."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -10,20 +11,25 @@ LAYOUTS = (
     SINGLE,
     *(f"U{n}" for n in range(2, 9)),
     *("TP2", "TP4", "TP8", "TP2xU2", "TP2xU3", "TP2xU4", "TP4xU2"),
+    *("CFG2", "CFG2xU2", "CFG2xU3", "CFG2xU4", "CFG2xTP2", "CFG2xTP4", "CFG2xTP2xU2"),
 )
-_NAME = re.compile(r"(?:TP(\d+))?x?(?:U(\d+))?")
+_NAME = re.compile(r"(?:CFG(\d+))?x?(?:TP(\d+))?x?(?:U(\d+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """tensor: ranks that share each weight; ulysses: ranks that share the rows and the heads.
 
-    Rank r is number r % tensor of the ones that share a weight and r // tensor of those that share
-    rows: neighbours, on the fastest links, share weights.
+    guidance: 2 gives the positive side of a request to the first half of the ranks and the negative
+    one to the other; they exchange what they predict, once a step.
+
+    Of its side, rank r is number r % tensor of the ones that share a weight and r // tensor of
+    those that share rows: neighbours, on the fastest links, share weights.
     """
 
     tensor: int = 1
     ulysses: int = 1
+    guidance: int = 1
 
     @classmethod
     def parse(cls, name: str) -> Layout:
@@ -31,16 +37,37 @@ class Layout:
         if name not in LAYOUTS:
             raise ValueError(f"plan field layout must be one of {', '.join(LAYOUTS)}, got {name!r}")
         found = None if name == SINGLE else _NAME.fullmatch(name)
-        tensor, ulysses = found.groups() if found else (None, None)
-        return cls(tensor=int(tensor or 1), ulysses=int(ulysses or 1))
+        guidance, tensor, ulysses = found.groups() if found else (None, None, None)
+        return cls(
+            tensor=int(tensor or 1), ulysses=int(ulysses or 1), guidance=int(guidance or 1)
+        )
 
     @property
     def ranks(self) -> int:
         """Processes; on a GPU each has its own."""
+        return self.guidance * self.of_a_side
+
+    @property
+    def of_a_side(self) -> int:
+        """The ranks that compute one evaluation together."""
         return self.tensor * self.ulysses
 
     @property
     def name(self) -> str:
         """The inverse of `parse`."""
-        parts = (("TP", self.tensor), ("U", self.ulysses))
+        parts = (("CFG", self.guidance), ("TP", self.tensor), ("U", self.ulysses))
         return "x".join(f"{word}{n}" for word, n in parts if n > 1) or SINGLE
+
+
+def check_guidance(layout: str, cfg: float) -> None:
+    """ValueError for a layout with ranks for a negative side that the request does not have."""
+    if Layout.parse(layout).guidance > 1 and not guided(cfg):
+        raise ValueError(
+            f"layout {layout} gives half of its ranks the negative side, and the request's cfg is "
+            f"{cfg}, which has none; choose a layout without CFG2, or another cfg"
+        )
+
+
+def guided(cfg: float) -> bool:
+    """Is there a negative side? As ComfyUI decides it (contract 3.5)."""
+    return not math.isclose(cfg, 1.0)

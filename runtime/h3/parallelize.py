@@ -2,7 +2,8 @@
 
 Outside of this the model is single-device code. Every rank has the whole request, samples with the
 same numbers and evaluates its own rows; only the velocities come back together. The text refiner
-runs on every rank. S rows, R own rows, D hidden.
+runs on every rank. Where each side of guidance has ranks of its own, those of a side do all this
+among themselves. S rows, R own rows, D hidden.
 """
 
 from __future__ import annotations
@@ -180,9 +181,9 @@ def share_amax(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
 
     Then every rank quantises with the scale that one rank alone would have.
     """
-    if mesh.everyone.size == 1:
+    if mesh.evaluation.size == 1:
         return
-    share = mesh.everyone.maximum
+    share = mesh.evaluation.maximum
     if meter is not None:
         share = meter.wrap(COMMUNICATION, share)
     for module in model.blocks.modules():  # the refiner has all its rows on every rank
