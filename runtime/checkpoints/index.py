@@ -17,6 +17,7 @@ from runtime.checkpoints.roles import ROLES, own_names
 
 MARKER = "comfy_quant"
 LEGACY = "scaled_fp8"
+_METADATA = "_quantization_metadata"
 _LEGACY_SUFFIX = {"scale_weight": "weight_scale", "scale_input": "input_scale"}
 _LEGACY_FORMAT = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _MARKER_KEYS = frozenset({"format", "full_precision_matrix_mult"})
@@ -55,7 +56,7 @@ def build_index(header: Header, role: str, read: ReadBytes | None = None) -> Ind
         markers = _markers(header, read, tensors, prefixes=_prefixes(names))
         if LEGACY in tensors and not markers:
             tensors, markers = _from_legacy(read, tensors)
-        if not markers:
+        if not markers and _METADATA not in header.metadata:
             markers = _unmarked(tensors, ROLES[role].unmarked)
         tensors = {n: i for n, i in tensors.items() if n.rpartition(".")[2] != MARKER}
         layers = {layer: _layer_quant(layer, marker) for layer, marker in markers.items()}
@@ -88,7 +89,7 @@ def _markers(
 
 
 def _from_metadata(metadata: Mapping[str, str], prefixes: Iterable[str]) -> dict[str, Any]:
-    text = metadata.get("_quantization_metadata")
+    text = metadata.get(_METADATA)
     if text is None:
         return {}
     found = _json("_quantization_metadata", text.encode())
@@ -98,10 +99,15 @@ def _from_metadata(metadata: Mapping[str, str], prefixes: Iterable[str]) -> dict
     layers = found.get("layers")
     if not isinstance(layers, dict):
         raise CheckpointError("_quantization_metadata has no 'layers'")
-    markers = {}
+    markers: dict[str, Any] = {}
     for name, marker in layers.items():
         prefix = next((p for p in prefixes if name.startswith(p)), "")
-        markers[name[len(prefix) :]] = marker
+        layer = name[len(prefix) :]
+        if markers.setdefault(layer, marker) != marker:
+            raise CheckpointError(
+                f"{_METADATA} names layer {layer} twice, with and without prefix, as "
+                f"{markers[layer]} and as {marker}"
+            )
     return markers
 
 
@@ -227,7 +233,7 @@ def _refuse_rotated_nvfp4(metadata: Mapping[str, str], layers: Mapping[str, Laye
     if layer is None:
         return
     for key, value in metadata.items():
-        if key == "_quantization_metadata":
+        if key == _METADATA:
             continue
         text = f"{key}={value}".lower()
         if any(word in text for word in ("hadamard", "rotat", "convrot", "quarot")):
