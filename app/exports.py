@@ -12,7 +12,7 @@ from typing import Any
 
 from app import records
 from app.records import Record
-from app.timing import KERNELS
+from app.timing import ALL_COMMUNICATION, KERNELS
 
 _CHUNK_BYTES = 1 << 20
 _STORED = (".mp4", ".webp", ".safetensors")  # no smaller when deflated
@@ -35,7 +35,7 @@ def timings_csv(timings: dict[str, Any]) -> str:
         rows.writerow((*about, "column", name, "", "", "", _number(seconds), ""))
     for s in timings["stages"]:
         step = s["step"] if s["step"] >= 0 else ""
-        start = "" if s["stage"] in KERNELS else s["start"]
+        start = "" if s["stage"] in (*KERNELS, ALL_COMMUNICATION) else s["start"]
         figures = (s["rank"], step, start, s["seconds"], _number(s["peak_bytes"]))
         rows.writerow((*about, "stage", s["stage"], *figures))
     return text.getvalue()

@@ -11,6 +11,7 @@ from typing import Any
 
 from app import runs
 from app.errors import Missing
+from app.timing import ALL_COMMUNICATION
 from runtime.layouts import SINGLE, Layout
 from runtime.media.files import write_json_atomic
 
@@ -170,7 +171,11 @@ def _subjects(subjects: Sequence[Told]) -> list[Told]:
             "step_seconds": one["step_seconds"],
             "exposed_communication_seconds": exposed and exposed["median"],
             "exposed_communication_share": exposed and exposed["median"] / step,
-            "communication_seconds": profile and profile["seconds"].get("communication"),
+            "communication_seconds": (
+                total["median"]
+                if (total := one["parts"].get(ALL_COMMUNICATION))
+                else profile and profile["seconds"].get("communication")
+            ),
             "rank_peak_bytes": one.get("rank_peak_bytes") or [one["peak_allocated_bytes"]],
         }
         found.append({"name": one["name"], **figures, **_measured(one)})

@@ -11,6 +11,7 @@ NOT_MEASURED = "not measured"
 _WHOLE = ("text encode", "reference encode")
 _AFTER = ("video VAE decode", "audio VAE decode", "mux")
 KERNELS = ("attention", "GEMM", "communication", "other")  # the parts of a step
+ALL_COMMUNICATION = "all communication"  # of several ranks: beside the parts, waited for or not
 
 Row = tuple[str, str]
 Column = tuple[str, float | None]
@@ -32,6 +33,8 @@ def columns(stages: Iterable[StageTime], *, load_seconds: float | None) -> tuple
     found += [(name, _total(seen, name)) for name in _WHOLE]
     found += [("denoise", _total(seen, "denoise")), ("per step", _per_step(seen, "denoise"))]
     found += [(f"per step: {name}", _per_step(seen, name)) for name in KERNELS]
+    if (exchanged := _per_step(seen, ALL_COMMUNICATION)) is not None:
+        found.append((f"per step: {ALL_COMMUNICATION}", exchanged))
     found += [(name, _total(seen, name)) for name in _AFTER]
     return (*found, ("E2E", _total(seen, "end to end")))
 

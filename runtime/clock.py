@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -110,10 +111,11 @@ class StageClock:
         self.failed = ""
         self._begun = begun
         self._device = torch.device(device)
-        self._rank = rank
+        self.rank = rank
         self._ranges = ranges
         self._spans: list[_Span] = []
         self._times: list[StageTime] = []
+        self._heard: deque[StageTime] = deque()
         self._drained = 0
         self._depth = 0
         self._entered = ""
@@ -133,7 +135,8 @@ class StageClock:
 
         exclusive: the stages nested in the block are taken out of its time (frames are decoded
         while the file is written, and the two are reported apart).
-        meter: what it has wrapped is reported as the PARTS of this step.
+        meter: what it has wrapped is reported as the PARTS of this step, and ALL_COMMUNICATION
+        where ranks talk.
         """
         assert name in STAGES, f"stage {name!r} is not one of {', '.join(STAGES)}"
         self._begun(step)
@@ -175,13 +178,22 @@ class StageClock:
         self._spans.append(span)
 
     def drain(self) -> list[StageTime]:
-        """The stages that have finished on the device since the last call, without waiting."""
+        """The stages that have finished on the device since the last call, without waiting.
+
+        Those of other ranks are among them, once they have been heard.
+        """
         fresh: list[StageTime] = []
+        while self._heard:
+            fresh.append(self._heard.popleft())
         while self._drained < len(self._spans) and self._spans[self._drained].finished():
             fresh += self._read(self._spans[self._drained])
             self._drained += 1
         self._times += fresh
         return fresh
+
+    def hear(self, others: Iterable[StageTime]) -> None:
+        """Takes in what other ranks measured of this request: each began when it heard of it."""
+        self._heard.extend(others)
 
     def times(self) -> tuple[StageTime, ...]:
         """Every stage so far in the order they ended; waits for the device once."""
@@ -202,7 +214,7 @@ class StageClock:
             yield StageTime(
                 stage=stage,
                 seconds=length,
-                rank=self._rank,
+                rank=self.rank,
                 step=span.step,
                 start=seconds_between(self._began, span.start),
                 peak_bytes=span.peak_bytes if stage == span.stage else 0,

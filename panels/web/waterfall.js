@@ -5,7 +5,7 @@ const PARTS = ['attention', 'GEMM', 'communication', 'other'];
 // On a phone every name of the legend has a line of its own.
 const legendRoom = (names) => (innerWidth < 600 ? 17 * names : 0);
 const ranksOf = (stages) => [...new Set(stages.map((s) => s.rank))].sort((a, b) => a - b);
-const isBar = (s) => s.stage !== 'load' && s.stage !== 'end to end' && !PARTS.includes(s.stage);
+const isBar = (s) => s.stage !== 'load' && s.stage !== 'end to end' && s.stage !== 'all communication' && !PARTS.includes(s.stage);
 
 // What a rank did between its steps is in no bar: from the first to the last end, less the bars.
 function gapOf(stages, rank) {

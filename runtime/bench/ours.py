@@ -28,7 +28,7 @@ from runtime.h3.pipeline import Pipeline
 from runtime.h3.synthetic import synthetic_conditioning
 from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import Event, Note, StageTime
-from runtime.meter import PARTS, Ranges
+from runtime.meter import ALL_COMMUNICATION, PARTS, Ranges
 from runtime.team import ALONE, Team
 
 _ROWS = " packed rows"  # how the pipeline's note on S ends
@@ -146,7 +146,7 @@ def turn_of(times: tuple[StageTime, ...], seconds: float, allocated: int, reserv
     stages: dict[str, float] = {}
     parts: dict[str, list[float]] = {}
     for one in times:
-        if one.step >= 0 and one.stage in PARTS:
+        if one.step >= 0 and one.stage in (*PARTS, ALL_COMMUNICATION):
             parts.setdefault(one.stage, []).append(one.seconds)
         elif one.stage not in (DENOISE, END_TO_END):
             stages[one.stage] = stages.get(one.stage, 0.0) + one.seconds

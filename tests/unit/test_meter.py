@@ -15,7 +15,16 @@ from runtime.h3.denoise import Latents
 from runtime.h3.load import load_denoiser
 from runtime.h3.model import H3Model
 from runtime.messages import StageTime
-from runtime.meter import ATTENTION, COMMUNICATION, GEMM, OTHER, PARTS, StepMeter
+from runtime.meter import (
+    ALL_COMMUNICATION,
+    ATTENTION,
+    COMMUNICATION,
+    GEMM,
+    OTHER,
+    PARTS,
+    Call,
+    StepMeter,
+)
 from tests.denoiser_parts import CPU, TARGET, demo_plan, normal, side
 
 FORMATS = ("full_bf16", "full_fp8", "pruned_bf16", "pruned_nvfp4", "pruned_int8")
@@ -49,6 +58,27 @@ def test_the_parts_of_a_step_are_its_calls_and_add_up_to_it() -> None:
     assert parts[COMMUNICATION] == 0.0, "one rank sends nothing"
     assert sum(parts.values()) == pytest.approx(step.seconds, abs=1e-9)
     assert {(time.step, time.start) for time in clock.times()} == {(3, step.start)}
+
+
+def test_transfers_under_way_at_once_count_once_and_beside_the_parts() -> None:
+    spans = ((0.0, 3.0), (1.0, 2.0), (2.5, 4.0), (6.0, 7.0))
+    transfers = [Call(ALL_COMMUNICATION, start, end) for start, end in spans]
+    parts = StepMeter("cpu").read([Call(GEMM, 0.0, 9.0), *transfers], 10.0)
+    assert parts[ALL_COMMUNICATION] == 5.0
+    assert parts[GEMM] == 9.0 and parts[OTHER] == 1.0 and parts[COMMUNICATION] == 0.0
+
+
+def test_a_transfer_ends_once_and_only_within_a_step() -> None:
+    meter = StepMeter("cpu")
+    meter.transfer()()
+    meter.open()
+    ended, lost = meter.transfer(), meter.transfer()
+    ended()
+    (call,) = meter.close()
+    ended()
+    lost()
+    assert call.part == ALL_COMMUNICATION and meter.read([call], 1.0)[ALL_COMMUNICATION] < 0.5
+    assert meter.close() == ()
 
 
 def test_what_runs_outside_a_step_is_not_measured() -> None:
