@@ -56,6 +56,8 @@ def load_denoiser(
             f"plan {plan.name} has layout {plan.layout}, and this runs on one rank; set layout to "
             f"single, or use generate, sweep or runtime.rank"
         )
+    if meter is not None:
+        mesh = mesh.timed_by(meter.transfer)
     cfg = H3Config.from_checkpoint(checkpoint)
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()
     compute = DTYPES[plan.dtype]
