@@ -27,6 +27,7 @@ _INT8_RMS = 73.9  # of the 256 int8 values, equally likely
 _FP8_STD = 96.0
 _SCALE_MEAN, _SCALE_STD = 192.0, 32.0  # NVFP4 block scales, well inside e4m3
 _SCALE_RMS = 194.6
+_LARGEST_ACTIVATION = 6.0  # the static input scale of an NVFP4 layer is this over 6 * 448
 _FILTER = (0.00202896, 0.00938947, -0.02554346, -0.05765738, 0.12857258, 0.44320980)
 _GIB = 1 << 30
 
@@ -117,7 +118,7 @@ def checkpoint_of(
 ) -> IndexedCheckpoint:
     """The same for any layout; size: how many different numbers there are."""
     source = RandomSource(layout, size=size, seed=seed)
-    header = _header(layout, Path(f"random:{name}"))
+    header = header_of(layout, Path(f"random:{name}"))
     cpu = torch.device("cpu")
 
     def read(info: TensorInfo) -> bytes:
@@ -135,12 +136,19 @@ def write_random(
     seed: int = 0,
     progress: WriteProgress | None = None,
 ) -> int:
-    """Write a random checkpoint file and return its size in bytes.
+    """Write a random checkpoint file and return its size in bytes, as write_layout does."""
+    layout = published(role, size=size, format=format)
+    return write_layout(path, layout, size=size, seed=seed, progress=progress)
+
+
+def write_layout(
+    path: Path, layout: Layout, *, size: str, seed: int, progress: WriteProgress | None = None
+) -> int:
+    """Write random tensors of any layout; size: how many different numbers there are.
 
     Streams block by block into a temporary file beside `path`, which is synced and renamed at the
     end. Raises ValueError when the disk cannot hold it.
     """
-    layout = published(role, size=size, format=format)
     header = layout.header()
     total = len(header) + layout.payload_bytes
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +187,8 @@ def _check_space(folder: Path, need: int) -> None:
         )
 
 
-def _header(layout: Layout, path: Path) -> Header:
+def header_of(layout: Layout, path: Path) -> Header:
+    """What read_header gives for the file that write_layout makes of it."""
     begin = position = len(layout.header())
     tensors: dict[str, TensorInfo] = {}
     for spec in layout.tensors:
@@ -256,6 +265,8 @@ def _special(spec: TensorSpec, seed: int) -> Tensor | None:
         return torch.zeros(spec.shape)
     if spec.columns and not spec.shape:
         std = _weight_std(spec.name.rpartition(".")[0], (spec.rows, spec.columns))
+        if leaf == "input_scale":
+            return torch.tensor(_LARGEST_ACTIVATION / (6 * 448))
         divisor = _FP4_RMS * _SCALE_RMS if leaf == "weight_scale_2" else _FP8_STD
         return torch.tensor(std / divisor)
     if leaf == "weight_scale" and spec.dtype == "F8_E4M3":

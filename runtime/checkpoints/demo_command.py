@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +14,20 @@ from runtime.checkpoints.demo import write_random
 from runtime.checkpoints.published import FORMATS
 
 _GIB = 1 << 30
+# Families that make their own set: DEFAULT_FORMAT, write_denoiser(path, ...) -> bytes
+_MAKERS = {"ltx": "runtime.ltx.demo"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     dit = {name: None for size in FORMATS.values() for name in size["dit"]}
+    parser.add_argument("--family", choices=("h3", *_MAKERS), default="h3")
     parser.add_argument("--size", choices=tuple(FORMATS), default="full")
-    parser.add_argument("--format", choices=tuple(dit), default="pruned_nvfp4", help="of the DiT")
+    parser.add_argument(
+        "--format",
+        default=None,
+        help=f"of the denoiser; h3: {', '.join(dit)}; ltx: nvfp4, nvfp4_bare (as first released: "
+        "no markers, no keyframes), bf16; left out: the first",
+    )
     parser.add_argument("--text-encoder", choices=FORMATS["full"]["text_encoder"], default=None)
     parser.add_argument("--video-vae", choices=FORMATS["full"]["video_vae"], default=None)
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
@@ -38,6 +48,21 @@ def _show(path: Path, done: int, total: int) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the set; prints one line per file: path, bytes, GiB/s."""
+    if args.family == "h3":
+        return _h3(args)
+    for option in ("text_encoder", "video_vae"):
+        if getattr(args, option) is not None:
+            raise ValueError(f"--{option.replace('_', '-')} belongs to family h3; leave it out")
+    maker = importlib.import_module(_MAKERS[args.family])  # other families stay unimported
+    format = args.format or maker.DEFAULT_FORMAT
+    path = args.out / f"random_{args.size}_{args.family}_dit_{format}.safetensors"
+    if "dit" in (args.only or ("dit",)):
+        write = partial(maker.write_denoiser, size=args.size, format=format, seed=args.seed)
+        _written(path, write)
+    return 0
+
+
+def _h3(args: argparse.Namespace) -> int:
     wanted = {
         "dit": args.format,
         "text_encoder": args.text_encoder,
@@ -47,11 +72,15 @@ def run(args: argparse.Namespace) -> int:
     for role in args.only or wanted:
         format = wanted[role] or FORMATS[args.size][role][0]
         path = args.out / f"random_{args.size}_{role}_{format}.safetensors"
-        began = time.perf_counter()
-        size = write_random(
-            path, role, size=args.size, format=format, seed=args.seed, progress=partial(_show, path)
+        _written(
+            path, partial(write_random, role=role, size=args.size, format=format, seed=args.seed)
         )
-        seconds = time.perf_counter() - began
-        speed = f"{size / _GIB:7.2f} GiB  {seconds:6.1f} s  {size / _GIB / seconds:5.2f} GiB/s"
-        print(f"{path}  {size:,} bytes  {speed}")
     return 0
+
+
+def _written(path: Path, write: Callable[..., int]) -> None:
+    began = time.perf_counter()
+    size = write(path, progress=partial(_show, path))
+    seconds = time.perf_counter() - began
+    speed = f"{size / _GIB:7.2f} GiB  {seconds:6.1f} s  {size / _GIB / seconds:5.2f} GiB/s"
+    print(f"{path}  {size:,} bytes  {speed}")
