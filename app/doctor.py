@@ -19,6 +19,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
+from app import families
 from app.children import run_child
 from app.needs import CPU_ENGINE_RAM
 from app.nvml import Gpus
@@ -34,12 +35,7 @@ _GIB = 1 << 30
 _ENOUGH_DISK, _LEAST_DISK = 20 * _GIB, _GIB // 4  # a run of the reference shape keeps about 60 MB
 _ENOUGH_SHM = _GIB
 _ENOUGH_RAM = 4 * _GIB  # besides the weights
-_ROLES: Mapping[str, str] = {
-    "dit": "denoiser",
-    "text_encoder": "text encoder",
-    "video_vae": "video VAE",
-    "audio_vae": "audio VAE",
-}
+_TITLES = {"dit": "denoiser", "video_vae": "video VAE", "audio_vae": "audio VAE"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +72,8 @@ def examine(plan: Plan, root: Path, machine: Machine) -> Iterator[Finding]:
     yield from _packages(machine.pins)
     yield from _gpus(plan, machine)
     yield from _checkpoints(plan)
-    yield _tokenizer(plan)
+    if families.of_plan(plan) is families.H3:
+        yield _tokenizer(plan)
     yield _disk(root)
     yield _shm(machine.shm)
     yield _ram(plan)
@@ -166,13 +163,17 @@ def _torch(bad: Status, needless: str, machine: Machine) -> Finding:
 
 
 def _checkpoints(plan: Plan) -> Iterator[Finding]:
-    for role, words in _ROLES.items():
-        file: Path = getattr(plan.models, role)
-        if file.is_file():
-            yield _checkpoint(plan, file, role, words)
+    family = families.of_plan(plan)
+    for role, path in families.paths(plan).items():
+        words = _TITLES.get(role, role.replace("_", " "))
+        if path is not None and role not in family.folders and path.is_file():
+            yield _checkpoint(plan, path, family.parts.get(role, role), words)
+        elif path is not None and role in family.folders and path.is_dir():
+            text = f"folder {path.name}, {_size(_bytes(path))}"
+            yield Finding(name=words, status="ok", text=text)
         else:
             todo = f"put the file there, or change [models] in plan {plan.name}"
-            yield Finding(name=words, status="fatal", text=f"{file} is not there", todo=todo)
+            yield Finding(name=words, status="fatal", text=f"{path} is not there", todo=todo)
 
 
 def _checkpoint(plan: Plan, file: Path, role: str, words: str) -> Finding:
@@ -233,16 +234,21 @@ def _shm(shm: Path) -> Finding:
 
 
 def _ram(plan: Plan) -> Finding:
-    files = [getattr(plan.models, role) for role in _ROLES]
-    sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
+    sizes = {role: _bytes(path) if path else 0 for role, path in families.paths(plan).items()}
     on_gpu = plan.device == "cuda"
-    held = sizes[1] if on_gpu and plan.text_encoder != "resident" else 0
-    need = _ENOUGH_RAM + held if on_gpu else CPU_ENGINE_RAM + 2 * sum(sizes)
+    held = sizes["text_encoder"] if on_gpu and plan.text_encoder != "resident" else 0
+    need = _ENOUGH_RAM + held if on_gpu else CPU_ENGINE_RAM + 2 * sum(sizes.values())
     free = psutil.virtual_memory().available
     text = f"{_size(free)} available, plan {plan.name} wants about {_size(need)}"
     if free >= need:
         return Finding(name="RAM", status="ok", text=text)
     return Finding(name="RAM", status="warning", text=text, todo="end other programs")
+
+
+def _bytes(path: Path) -> int:
+    """Of a file, or of the weights in a folder."""
+    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _size(size: int) -> str:

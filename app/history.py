@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from runtime.messages import Plan, Ref2VARequest, StageTime
+from app import families
+from runtime.messages import Plan, Request, StageTime
 
 LOAD, DENOISE, END_TO_END = "load", "denoise", "end to end"
 AFTER = ("video VAE decode", "audio VAE decode", "mux")  # what follows the last step
@@ -65,7 +66,7 @@ class History:
         self._runs: dict[Hashable, deque[Times]] = {}
         self._loads: dict[Plan, deque[float]] = {}
 
-    def add(self, request: Ref2VARequest, plan: Plan, times: Times) -> None:
+    def add(self, request: Request, plan: Plan, times: Times) -> None:
         """Takes a done run; one without a whole clock (an adopted one of old) tells nothing."""
         if END_TO_END not in times or DENOISE not in times:
             return
@@ -74,7 +75,7 @@ class History:
             if times.get(LOAD):
                 self._loads.setdefault(plan, deque(maxlen=KEPT)).append(times[LOAD])
 
-    def typical(self, request: Ref2VARequest, plan: Plan) -> Typical | None:
+    def typical(self, request: Request, plan: Plan) -> Typical | None:
         """Medians of the same shape class and plan; None without such a run."""
         with self._lock:
             runs = list(self._runs.get(_key(request, plan), ()))
@@ -119,9 +120,6 @@ def _steps_left(now: Moment, rate: float) -> float:
     return max(0.0, (now.total - now.done) * rate - min(now.step_seconds, rate))
 
 
-def _key(request: Ref2VARequest, plan: Plan) -> Hashable:
+def _key(request: Request, plan: Plan) -> Hashable:
     """Runs of one key take about as long: the sizes, the steps, what is encoded, the plan."""
-    kinds = Counter(r.kind for r in request.references)
-    shape = (request.width, request.height, request.frames, request.steps)
-    way = (request.sampler, request.cfg != 1.0, request.negative_references, request.ref_image_size)
-    return (shape, way, tuple(sorted(kinds.items())), plan)
+    return (families.of_request(request).alike(request), plan)

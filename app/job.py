@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app import stored
-from runtime.messages import Plan, Ref2VARequest
+from runtime.messages import Plan, Request
 
 Kind = Literal["generate", "parity"]
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
@@ -16,7 +16,7 @@ State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled"
 OPEN: tuple[State, ...] = ("queued", "running", "cancelling")
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled", "interrupted")
 
-SCHEMA = 1  # also counts up when a field of Plan or Ref2VARequest goes away
+SCHEMA = 1  # also counts up when a field of Plan or of a request goes away
 TABLES = """
 CREATE TABLE jobs (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, state TEXT NOT NULL,
@@ -43,7 +43,7 @@ class Job:
     kind: Kind
     owner: str
     plan: Plan  # as it was when enqueued
-    request: Ref2VARequest | None = None  # of a "generate"
+    request: Request | None = None  # of a "generate"
     task: dict[str, Any]  # of a "parity"; {} for generate
     state: State = "queued"
     position: float = 0.0  # of the queue; given by the store

@@ -14,7 +14,7 @@ from app import stored
 from app.database import Database
 from app.errors import Missing, WrongState
 from app.job import ENDED, OPEN, SCHEMA, TABLES, Job, Kind, State, job_of, row_of
-from runtime.messages import Plan, Ref2VARequest
+from runtime.messages import Plan, Request
 
 __all__ = ["ENDED", "OPEN", "Job", "JobStore", "Kind", "State"]
 
@@ -185,9 +185,7 @@ class JobStore:
                     db.execute("UPDATE jobs SET position = ? WHERE id = ?", (place, moved))
             self._cache.clear()
 
-    def edit(
-        self, id: str, *, request: Ref2VARequest | None = None, plan: Plan | None = None
-    ) -> Job:
+    def edit(self, id: str, *, request: Request | None = None, plan: Plan | None = None) -> Job:
         """Another request or plan for a job that waits; WrongState once it has begun."""
         changes: dict[str, Any] = {}
         if request is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.children import run_child
 from app.estimate import ReferencePlan
+from app.measured import Measured
 from app.stored import plain
 from runtime.messages import Ref2VARequest
 
@@ -18,19 +18,6 @@ SECONDS = 90.0
 _AT_ONCE = 2
 _KEPT = 256
 _COUNTS_NOT = ("id", "seed", "steps", "sampler", "scheduler", "shift_video", "shift_audio")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A request as runtime/h3/measure.py counts it; `problem` says why nothing is known."""
-
-    references: tuple[ReferencePlan, ...] = ()
-    sound_latents: int = 0  # of the longest reference sound
-    text: int = 0
-    total: int = 0
-    negative: int = 0
-    most_vision: int = 0
-    problem: str = ""
 
 
 class Measurer:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app import memory
+from app import families, memory
 from app.estimate import FileFound
 from runtime.checkpoints.classify import Part, classify
 from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.checkpoints.modes import KNOWN_MODELS
 from runtime.messages import Plan
-
-ROLES = ("dit", "text_encoder", "video_vae", "audio_vae")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +32,15 @@ class Models:
 def look(plan: Plan) -> Models:
     """What is there; a file that cannot be used carries its problem."""
     files, parts = [], {}
-    for role in ROLES:
-        path: Path = getattr(plan.models, role)
+    folders = families.of_plan(plan).folders
+    for role, path in families.paths(plan).items():
+        if path is None:
+            told = f"plan {plan.name} names no {role}; add it to [models]"
+            files.append(FileFound(role=role, name="", path="", problem=told))
+            continue
+        if role in folders:
+            files.append(_look_into(plan, role, path))
+            continue
         part, found = _look(plan, role, path)
         files.append(found)
         if part is not None and not found.problem:
@@ -43,12 +48,25 @@ def look(plan: Plan) -> Models:
     return Models(files=tuple(files), parts=parts)
 
 
+def _look_into(plan: Plan, role: str, path: Path) -> FileFound:
+    """A folder as diffusers and transformers write it."""
+    config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
+    blank = FileFound(role=role, name=path.name, path=str(path))
+    if not config.is_file() or not weights:
+        lacks = "no config.json" if not config.is_file() else "no .safetensors file"
+        make = families.of_plan(plan).make
+        return _with(blank, f"{path} has {lacks}, which plan {plan.name} needs; {make}")
+    size = sum(file.stat().st_size for file in weights)
+    return replace(blank, bytes=size, family="folder", stored="", resident_bytes=size)
+
+
 def _look(plan: Plan, role: str, path: Path) -> tuple[Part | None, FileFound]:
     blank = FileFound(role=role, name=path.name, path=str(path))
     try:
         state = path.stat()
         known = KNOWN_MODELS.stat().st_mtime_ns if KNOWN_MODELS.exists() else 0
-        part = _part(path, role, state.st_mtime_ns, state.st_size, known)
+        wanted = families.of_plan(plan).parts.get(role, role)
+        part = _part(path, wanted, state.st_mtime_ns, state.st_size, known)
     except FileNotFoundError:
         problem = f"{path} is not there; put the file there or change [models] in the plan"
         return None, _with(blank, problem)
@@ -92,4 +110,4 @@ def _stored(part: Part) -> str:
 
 
 def _with(blank: FileFound, problem: str) -> FileFound:
-    return FileFound(role=blank.role, name=blank.name, path=blank.path, problem=problem)
+    return replace(blank, problem=problem)

@@ -10,7 +10,7 @@ from app.estimate import FileFound, Need, Phase, ReferencePlan, Verdict
 from app.history import Typical
 from app.machine import Gpu, Machine
 from runtime.layouts import Layout
-from runtime.messages import Plan, Ref2VARequest
+from runtime.messages import Plan, Request
 
 TIGHT = 0.9  # of what is there: allocators leave gaps, and the formula may be off by 5 %
 _SHOWN = 0.02  # of a GPU: what others take of it is worth a word
@@ -109,7 +109,7 @@ def ram(
     )
 
 
-def disk(request: Ref2VARequest, free: int) -> Need:
+def disk(request: Request, free: int) -> Need:
     """Of the runs folder; the bounds of preflight, which a run is refused by."""
     needed = preflight.disk_need(request)
     verdict: Verdict = "no" if needed > free else "tight" if needed > free / 2 else "fits"

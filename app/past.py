@@ -9,19 +9,19 @@ from app import records
 from app.jobs import Job, JobStore
 from app.needs import Past
 from app.session import Session
-from runtime.messages import Plan, Ref2VARequest
+from runtime.messages import Plan, Request
 
 _ALIKE = 0.02  # of the packed rows: closer than the formula is
 _RECENT = 300  # done jobs that are looked at
 _ENOUGH = 5  # records that are read
-_ROWS = re.compile(r"(\d+) packed rows")
+_ROWS = re.compile(r"(\d+) (?:packed rows|tokens\b.*)")  # of H3, of LTX
 
 
 def past_of(
     session: Session,
     jobs: JobStore,
     root: Path,
-    request: Ref2VARequest,
+    request: Request,
     plan: Plan,
     rows: int | None,
 ) -> Past:
@@ -38,11 +38,12 @@ def past_of(
     )
 
 
-def _same(job: Job, request: Ref2VARequest, plan: Plan) -> bool:
+def _same(job: Job, request: Request, plan: Plan) -> bool:
     """Of the same plan, size and guidance; steps do not move the peak."""
     told = job.request
     return (
         told is not None
+        and told.family == request.family
         and job.plan == plan
         and (told.width, told.height, told.frames)
         == (request.width, request.height, request.frames)

@@ -6,7 +6,16 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from runtime.layouts import LAYOUTS
-from runtime.messages import KJ_MODES, STEP_CACHES, Plan
+from runtime.messages import (
+    KJ_MODES,
+    LTX_ATTENTION,
+    LTX_LEAVES,
+    LTX_ONLY,
+    LTX_TEXT_ENCODER,
+    LTX_VAE_DTYPES,
+    STEP_CACHES,
+    Plan,
+)
 
 Kind = Literal["choice", "whole number", "number", "switch", "attention", "linear", "elementwise"]
 _SECTIONS = ("attention", "linear", "elementwise")
@@ -21,6 +30,8 @@ class PlanField:
     group: title of the part of an editor that it stands in, "" for the part that is always open.
     of, of_values: it has a meaning only while the field `of` has one of these values.
     least, most: of a number.
+    families: in whose plans it can be changed; ltx_values: its allowed values in one of LTX, where
+    they are others.
     """
 
     name: str
@@ -36,6 +47,8 @@ class PlanField:
     backends: str = ""
     kind: Kind = "choice"
     default: Any = None
+    families: tuple[str, ...] = ("h3", "ltx")
+    ltx_values: tuple[str, ...] = ()
 
 
 def plan_fields() -> tuple[PlanField, ...]:
@@ -61,7 +74,15 @@ def _field(group: str, row: _Row) -> PlanField:
         backends=_LISTED_AS.get(name, name) if kind in _SECTIONS else "",
         kind=kind,
         default=_DEFAULTS[name],
+        families=_families(name),
+        ltx_values=_LTX_VALUES.get(name, ()),
     )
+
+
+def _families(name: str) -> tuple[str, ...]:
+    if name in LTX_ONLY:
+        return ("ltx",)
+    return ("h3",) if name in LTX_LEAVES else ("h3", "ltx")
 
 
 _CACHES = STEP_CACHES[1:]  # without off
@@ -84,6 +105,11 @@ _RANGES: dict[str, tuple[float, float]] = {  # as runtime/messages.py checks the
 }
 # Of backends: presets/backends.toml
 _LOSSY: dict[str, tuple[str, ...]] = {"cache": _CACHES, "amax": ("local",)}
+_LTX_VALUES: dict[str, tuple[str, ...]] = {
+    "attention": LTX_ATTENTION,
+    "text_encoder": LTX_TEXT_ENCODER,
+    "video_vae_dtype": LTX_VAE_DTYPES,
+}
 _LISTED_AS = {"vae_attention": "attention"}
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}
 _Row = tuple[str, str, tuple[str, ...], Kind, str]
@@ -248,6 +274,30 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Decoded in one batch; each takes about 150 MB (fp32: 300 MB); 960x544 has 15 a clip.",
         ),
         ("vae_blend", "VAE tile blending", ("raw_tails",), "choice", "As ComfyUI 0.33 blends."),
+    ),
+    "LTX": (
+        (
+            "v2a_source",
+            "Video to audio",
+            ("pre_a2v", "post_a2v"),
+            "choice",
+            "pre_a2v: sound attends to the picture before it heard the sound, as the model was "
+            "trained; post_a2v: after, as ComfyUI 0.33 computes it.",
+        ),
+        (
+            "ltx_rope_seconds",
+            "Rope times",
+            ("divide", "multiply"),
+            "choice",
+            "Seconds of a frame: its number divided by fps, or multiplied by 1/fps.",
+        ),
+        (
+            "ltx_tables",
+            "AdaLN tables",
+            ("fp32", "comfy"),
+            "choice",
+            "fp32: as the file stores them; comfy: rounded to the compute type, as ComfyUI does.",
+        ),
     ),
     "Process": (
         (

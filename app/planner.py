@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from app import memory, needs
+from app import ltx_planning, memory, needs
 from app.estimate import Estimate, Need, Phase, ReferencePlan, Rows, Verdict, worst
 from app.machine import Machine
-from app.measuring import Measured
+from app.measured import Measured
 from app.models import Models
 from app.needs import Past
 from app.step_counts import steps_run
-from runtime.messages import FPS, Plan, Ref2VARequest
+from runtime.messages import FPS, Plan, Ref2VARequest, Request
 
 _AUDIO_PER_SECOND = 40
 _TRAINED_FRAMES = (124, 362)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How one family is counted; partly: why its memory is more than its phases say, or ""."""
+
+    rows: Callable[[Any, Measured], Rows]
+    phases: Callable[[Any, Plan, Models, Measured, Rows], tuple[Phase, ...]]
+    advice: Callable[[Any], tuple[str, ...]]
+    note: Callable[[Any, Models, Plan], str]
+    partly: str = ""
+
+
 def estimate(
-    request: Ref2VARequest,
+    request: Request,
     plan: Plan,
     machine: Machine,
     models: Models,
@@ -35,10 +48,13 @@ def estimate(
     """
     missing = [file.problem for file in models.files if file.problem]
     unread = [r.problem for r in measured.references if r.problem]
-    rows = _rows(request, measured)
-    phases = _phases(request, plan, models, measured, rows)
+    way = _WAYS[request.family]
+    rows = way.rows(request, measured)
+    phases = way.phases(request, plan, models, measured, rows)
     vram = _known(needs.vram(plan, machine, phases, past), rows)
     ram = _known(needs.ram(plan, machine, models.files, measured.references, phases, past), rows)
+    if way.partly and not past.peak_runs:
+        vram, ram = (_at_least(need, way.partly) for need in (vram, ram))
     disk = needs.disk(request, disk_free)
     blocked = next(iter((*missing, *unread, *_refused(disk))), "")
     counted: Verdict = "unknown" if rows.total is None else "fits"
@@ -47,9 +63,9 @@ def estimate(
         verdict="no" if blocked else worst(verdicts),
         blocked=blocked,
         needs_force=next(iter((*unavailable, *_refused(vram), *_refused(ram))), ""),
-        warnings=(*unavailable, *filter(None, [measured.problem]), *_advice(request)),
+        warnings=(*unavailable, *filter(None, [measured.problem]), *way.advice(request)),
         mode=models.mode,
-        mode_note=_mode_note(request, models, plan),
+        mode_note=way.note(request, models, plan),
         files=models.files,
         references=measured.references or _unmeasured(request),
         rows=rows,
@@ -65,6 +81,14 @@ def _known(need: Need, rows: Rows) -> Need:
     if rows.total is not None or need.needed is None or need.verdict == "no":
         return need
     return replace(need, verdict="unknown", reason=needs.NOT_COUNTED)
+
+
+def _at_least(need: Need, why: str) -> Need:
+    """Of a family whose activations are not counted: a plain no stays one."""
+    if need.needed is None or need.verdict == "no":
+        return need
+    reason = f"It needs more than {needs.gib(need.needed)}. {why}"
+    return replace(need, verdict="unknown", reason=reason, source="formula: weights alone")
 
 
 def _advice(request: Ref2VARequest) -> tuple[str, ...]:
@@ -127,7 +151,7 @@ def _phases(
     return memory.phases(models.parts, plan, request, shape)
 
 
-def _unmeasured(request: Ref2VARequest) -> tuple[ReferencePlan, ...]:
+def _unmeasured(request: Request) -> tuple[ReferencePlan, ...]:
     return tuple(
         ReferencePlan(index=i, label="", kind=r.kind, name=r.path.name)
         for i, r in enumerate(request.references)
@@ -148,3 +172,15 @@ def _mode_note(request: Ref2VARequest, models: Models, plan: Plan) -> str:
         f"Mode of {name} unknown: if it is not a Ref2VA file the result is wrong without an error "
         f"(launch.py inspect --learn names it)."
     )
+
+
+_WAYS: Mapping[str, _Way] = {
+    "h3": _Way(rows=_rows, phases=_phases, advice=_advice, note=_mode_note),
+    "ltx": _Way(
+        rows=ltx_planning.rows,
+        phases=ltx_planning.phases,
+        advice=ltx_planning.advice,
+        note=ltx_planning.note,
+        partly=ltx_planning.WEIGHTS_ONLY,
+    ),
+}

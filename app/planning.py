@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app import models, preflight
+from app import ltx_planning, models, preflight
 from app.backends import Probe, Publisher, unavailable
 from app.errors import WrongState
 from app.estimate import Estimate
@@ -21,7 +21,7 @@ from app.session import Session
 from app.stored import plain
 from app.telemetry import Telemetry
 from app.validated import Validated, known
-from runtime.messages import Plan, Ref2VARequest
+from runtime.messages import LTXRequest, Plan, Request
 
 SECTIONS = ("attention", "linear", "elementwise")
 _LOADED = ("ready", "busy")  # "loading" holds memory too
@@ -44,9 +44,13 @@ class Planning:
         loaded = self._session.engine_state().state in (*_LOADED, "loading")
         return machine_of(self._telemetry.info(), self._telemetry.latest(), engine_loaded=loaded)
 
-    def estimate(self, request: Ref2VARequest, plan: Plan) -> Estimate:
+    def estimate(self, request: Request, plan: Plan) -> Estimate:
         """Reads the references in a child, the first time they are asked about."""
-        measured = self._measurer.measure(request, plan.models.tokenizer)
+        measured = (
+            ltx_planning.measured(request)
+            if isinstance(request, LTXRequest)
+            else self._measurer.measure(request, plan.models.tokenizer)
+        )
         readable = not measured.problem and not any(r.problem for r in measured.references)
         machine, status = self.machine(), self._session.engine_state()
         return estimate(
@@ -68,7 +72,7 @@ class Planning:
             unavailable=unavailable(self._probe.stored(machine.name), plain(plan)),
         )
 
-    def check_memory(self, request: Ref2VARequest, plan: Plan) -> None:
+    def check_memory(self, request: Request, plan: Plan) -> None:
         """ValueError for what cannot fit on the GPU or run there, for a caller without `force`."""
         if plan.device != "cuda":
             return

@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from app import families
+from runtime.layouts import check_guidance
 from runtime.media.info import MediaInfo
-from runtime.messages import FPS, Plan, Ref2VARequest, Reference
+from runtime.messages import FPS, Plan, Reference, Request
 
 Probe = Callable[[Path], MediaInfo]
 
@@ -26,7 +28,7 @@ def probe_here(path: Path) -> MediaInfo:
 
 
 def check(
-    request: Ref2VARequest,
+    request: Request,
     plan: Plan,
     out: Path,
     *,
@@ -37,6 +39,8 @@ def check(
 
     probe: the console's reads no file in its own process, which then never loads PyAV.
     """
+    families.check_pair(request, plan)
+    check_guidance(plan.layout, request.cfg)
     if probe is probe_here and (media or request.references):
         check_pyav()
     for reference in request.references:
@@ -80,18 +84,23 @@ def check_reference(reference: Reference, probe: Probe = probe_here) -> MediaInf
 
 
 def check_models(plan: Plan) -> None:
-    """Every checkpoint file that the plan names is there."""
-    models = plan.models
-    for file in (models.dit, models.text_encoder, models.video_vae, models.audio_vae):
-        if not file.is_file():
-            what = "not an ordinary file" if file.exists() else "not there"
+    """Every model that the plan's family needs is there."""
+    family = families.of_plan(plan)
+    for role, path in families.paths(plan).items():
+        if path is None:
+            raise ValueError(f"plan {plan.name} names no {role}; add it to [models]")
+        folder = role in family.folders
+        if not (path.is_dir() if folder else path.is_file()):
+            kind = "a folder" if folder else "an ordinary file"
+            what = f"not {kind}" if path.exists() else "not there"
+            make = f"; {family.make}" if family.make else ""
             raise ValueError(
-                f"plan {plan.name} needs {file}, which is {what}; put the file there or change "
-                "[models] in the plan"
+                f"plan {plan.name} needs {path}, which is {what}; put "
+                f"{'it' if folder else 'the file'} there or change [models] in the plan{make}"
             )
 
 
-def disk_need(request: Ref2VARequest) -> int:
+def disk_need(request: Request) -> int:
     """Bytes of the latents and the video, generously."""
     pixels = request.width * request.height * request.frames
     return _FLOOR_BYTES + int(pixels * (_LATENT_BYTES_PER_PIXEL + _MP4_BYTES_PER_PIXEL))
@@ -103,7 +112,7 @@ def disk_free(out: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def check_disk(request: Ref2VARequest, out: Path) -> None:
+def check_disk(request: Request, out: Path) -> None:
     """The disk of `out` has room for the latents and the video."""
     need, free = disk_need(request), disk_free(out)
     if free < need:

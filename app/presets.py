@@ -11,7 +11,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference
+from app import families
+from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference, Request
 
 FOLDER = Path(__file__).parents[1] / "presets"
 DEMO = FOLDER / "demo"
@@ -51,18 +52,30 @@ def find(kind: Kind, name: str) -> Path:
 
 
 def load_request(path: Path, *, id: str, changes: Mapping[str, Any] | None = None) -> Ref2VARequest:
+    """The H3 request of a TOML file with `changes` laid over it, as `load_any_request`."""
+    request = load_any_request(path, id=id, changes=changes)
+    if not isinstance(request, Ref2VARequest):
+        raise ValueError(f"{path.name} is a request of family {request.family}; give one of h3")
+    return request
+
+
+def load_any_request(path: Path, *, id: str, changes: Mapping[str, Any] | None = None) -> Request:
     """The request of a TOML file with `changes` laid over it; paths are relative to the file.
 
-    Raises ValueError with one sentence for an unknown key, a wrong type or a refused value.
+    Its key "family" tells whose it is, without one H3's. Raises ValueError with one sentence for
+    an unknown key, a wrong type or a refused value.
     """
     table = _read(path)
-    references = _tables(path, table, "references")
-    values = _values(path, table, Ref2VARequest, skip=("id", "references"))
+    family = families.named(table.pop("family", "h3"))
+    of_h3 = family is families.H3
+    references = _tables(path, table, "references") if of_h3 else None
+    values = _values(path, table, family.request, skip=("id", "family", "references"))
     if references is not None:
         values["references"] = tuple(_reference(path, entry) for entry in references)
     values |= changes or {}
     values.setdefault("prompt", "")
-    return Ref2VARequest(id=id, **values)
+    request: Request = family.request(id=id, **values)
+    return request
 
 
 def load_plan(path: Path) -> Plan:
@@ -83,10 +96,10 @@ def is_demo(plan: Plan) -> bool:
     return plan.models.dit.resolve().is_relative_to(DEMO.resolve())
 
 
-def dump_request(request: Ref2VARequest) -> str:
-    """The request as TOML that load_request reads back (the id is not part of it)."""
+def dump_request(request: Request) -> str:
+    """The request as TOML that load_any_request reads back (the id is not part of it)."""
     lines = _lines(request, skip=("id", "references"))
-    for reference in request.references:
+    for reference in request.references if isinstance(request, Ref2VARequest) else ():
         lines += ["", "[[references]]", *_lines(reference)]
     return "\n".join(lines) + "\n"
 

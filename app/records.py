@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from app import families
 from app.timing import columns
 from runtime.messages import StageTime
 
@@ -17,7 +18,7 @@ Record = dict[str, Any]
 
 _STAGE_FIELDS = frozenset(field.name for field in fields(StageTime))
 _PATHS_OF_RESULT = ("video", "latents", "record")
-_SHAPE = ("width", "height", "frames", "steps", "sampler", "scheduler", "seed", "cfg")
+_SHAPE = ("width", "height", "frames", "fps", "steps", "sampler", "scheduler", "seed", "cfg")
 
 
 def inside(root: Path, id: str, name: str = "") -> Path | None:
@@ -58,7 +59,6 @@ def timings(record: Record, *, live: bool) -> dict[str, Any]:
     stages = stage_times(record)
     engine, result = record.get("engine") or {}, record.get("result") or {}
     load_seconds = engine.get("load_seconds")
-    request = record["request"] or {}
     return {
         "id": record["id"],
         "live": live,
@@ -69,10 +69,7 @@ def timings(record: Record, *, live: bool) -> dict[str, Any]:
             **_settings(record["plan"]),
             **engine.get("resolved", {}),
         },
-        "shape": {
-            **{name: request[name] for name in _SHAPE if name in request},
-            "references": [r["kind"] for r in request.get("references", ())],
-        },
+        "shape": _shape(record["request"] or {}),
         "load_seconds": load_seconds,
         "peak_memory_bytes": result.get("peak_memory_bytes") or None,
         "stages": [
@@ -90,11 +87,21 @@ def timings(record: Record, *, live: bool) -> dict[str, Any]:
     }
 
 
+def _shape(request: Record) -> dict[str, Any]:
+    """What was asked for, and what the recipe of its family decides."""
+    known = {**families.named(request.get("family", "h3")).fixed, **request} if request else {}
+    kinds = [r["kind"] for r in known.get("references", ())]
+    kinds += ["image"] if known.get("image") else []
+    return {**{name: known[name] for name in _SHAPE if name in known}, "references": kinds}
+
+
 def without_folders(record: Record) -> Record:
     """The record for somebody who shall not see this machine's folders: files by name only."""
     shown: Record = json.loads(json.dumps(record))
-    for reference in (shown.get("request") or {}).get("references", ()):
+    request = shown.get("request") or {}
+    for reference in request.get("references", ()):
         _shorten(reference, ("path", "soundtrack"))
+    _shorten(request, ("image",))
     models = (shown.get("plan") or {}).get("models") or {}
     _shorten(models, tuple(models))
     _shorten(shown.get("result") or {}, _PATHS_OF_RESULT)

@@ -15,7 +15,7 @@ from app import presets
 from app.jobs import State
 from app.stored import plain
 from runtime.media.files import remove_parts, write_bytes_atomic, write_json_atomic
-from runtime.messages import Event, Failure, Note, Plan, Ready, Ref2VARequest, Result, StageTime
+from runtime.messages import Event, Failure, Note, Plan, Ready, Request, Result, StageTime
 
 FOLDER = Path(__file__).parents[1] / "runs"
 
@@ -28,7 +28,7 @@ def new_id() -> str:
 class Run:
     """The record of one request; `add` takes every event, `finish` writes run.json."""
 
-    def __init__(self, folder: Path, request: Ref2VARequest, plan: Plan) -> None:
+    def __init__(self, folder: Path, request: Request, plan: Plan) -> None:
         """Makes the folder; ValueError if it already holds a run."""
         folder.mkdir(parents=True, exist_ok=True)
         try:  # "x": of two runs that start at once, one gets the folder
@@ -92,7 +92,7 @@ class Run:
 
 def write_record(
     folder: Path,
-    request: Ref2VARequest,
+    request: Request,
     plan: Plan,
     state: State,
     *,

@@ -20,7 +20,7 @@ from app.jobs import Job, JobStore
 from app.live import EngineStatus, Live
 from app.runner import Marks, Runner
 from runtime.families import FAMILIES
-from runtime.messages import Plan, Ref2VARequest
+from runtime.messages import Plan, Request
 
 MOST_OF_ONE, MOST_OF_ALL = 100, 500  # jobs that wait
 MOST_CHARACTERS = 7000  # of a prompt
@@ -87,7 +87,7 @@ class Session:
         """For every open job."""
         return forecasts(self._jobs, self._history, self._runner)
 
-    def typical(self, request: Ref2VARequest, plan: Plan) -> Typical | None:
+    def typical(self, request: Request, plan: Plan) -> Typical | None:
         """What our done runs of this shape and plan took; None without one."""
         return self._history.typical(request, plan)
 
@@ -96,7 +96,7 @@ class Session:
     def enqueue(
         self,
         owner: str,
-        request: Ref2VARequest,
+        request: Request,
         plans: tuple[Plan, ...],
         *,
         keep_latents: bool = True,
@@ -127,9 +127,7 @@ class Session:
 
     # ---- changing
 
-    def edit(
-        self, id: str, *, request: Ref2VARequest | None = None, plan: Plan | None = None
-    ) -> Job:
+    def edit(self, id: str, *, request: Request | None = None, plan: Plan | None = None) -> Job:
         """Another request or plan for a job that waits."""
         job = self._jobs.need(id)
         if job.request is not None:
@@ -199,7 +197,7 @@ class Session:
 
     # ---- inside
 
-    def _check(self, request: Ref2VARequest, plan: Plan) -> None:
+    def _check(self, request: Request, plan: Plan) -> None:
         """What can be known to be wrong without opening media, which no console process does."""
         for text in (request.prompt, request.negative_prompt):
             if len(text) > MOST_CHARACTERS:
@@ -251,7 +249,7 @@ class Session:
         self._hub.publish("queue", {"paused": self._jobs.paused})
 
 
-def _new(owner: str, request: Ref2VARequest, plan: Plan, group: str, keep_latents: bool) -> Job:
+def _new(owner: str, request: Request, plan: Plan, group: str, keep_latents: bool) -> Job:
     id = runs.new_id()
     return Job(
         id=id,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from app import presets, records
 from app.access import User
 from app.forecast import Forecast
 from app.jobs import Job
-from runtime.messages import Ref2VARequest, Reference
+from runtime.messages import FPS, LTXRequest, Ref2VARequest, Reference, Request
 
 if TYPE_CHECKING:
     from app.console import Console
@@ -40,6 +40,7 @@ class RequestJson(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    family: Literal["h3"] = "h3"
     prompt: str
     references: list[ReferenceJson] = Field(default=[], max_length=64)
     width: int | None = None
@@ -57,6 +58,33 @@ class RequestJson(BaseModel):
     ref_image_size: str | None = None
 
 
+class LTXRequestJson(BaseModel):
+    """A request of family ltx as pages send it; image: the id of an uploaded picture."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    family: Literal["ltx"]
+    prompt: str
+    image: str | None = None
+    width: int | None = None
+    height: int | None = None
+    frames: int | None = None
+    fps: int | None = None
+    seed: int | str | None = None
+
+
+def _family(body: Any) -> str:
+    """Which of the two a body is meant to be; one that names no family is H3's."""
+    named = body.get("family", "h3") if isinstance(body, dict) else getattr(body, "family", "h3")
+    return named if isinstance(named, str) else ""
+
+
+AnyRequestJson = Annotated[
+    Annotated[RequestJson, Tag("h3")] | Annotated[LTXRequestJson, Tag("ltx")],
+    Discriminator(_family),
+]
+
+
 def several(text: str, allowed: tuple[Any, ...], what: str) -> tuple[Any, ...]:
     """The comma separated values of a query; ValueError names the first that is not allowed."""
     found = tuple(part for part in text.split(",") if part)
@@ -66,18 +94,25 @@ def several(text: str, allowed: tuple[Any, ...], what: str) -> tuple[Any, ...]:
     return found
 
 
-def request_of(console: Console, who: User, body: RequestJson) -> Ref2VARequest:
+def request_of(console: Console, who: User, body: RequestJson | LTXRequestJson) -> Request:
     """The request with the user's own media; ValueError or Missing with one sentence."""
-    values = body.model_dump(exclude_none=True, exclude={"references", "seed"})
+    values = body.model_dump(exclude_none=True, exclude={"family", "references", "seed"})
     if body.seed is not None:
         values["seed"] = _seed(body.seed)
+    if isinstance(body, LTXRequestJson):
+        if body.image is not None:
+            values["image"] = console.media.get(who, body.image).path
+        return LTXRequest(id=_NEW, **values)
     references = tuple(_reference(console, who, one) for one in body.references)
     return Ref2VARequest(id=_NEW, references=references, **values)
 
 
-def request_json(console: Console, who: User, request: Ref2VARequest) -> dict[str, Any]:
-    """What RequestJson reads back; a reference that is in no library has media ""."""
+def request_json(console: Console, who: User, request: Request) -> dict[str, Any]:
+    """What AnyRequestJson reads back; a file that is in no library has the id ""."""
     values = {f.name: getattr(request, f.name) for f in fields(request) if f.name != "id"}
+    values |= {"family": request.family, "seed": str(request.seed)}
+    if isinstance(request, LTXRequest):
+        return values | {"image": request.image and _media(console, who, request.image)}
     references = [
         {
             "kind": reference.kind,
@@ -88,7 +123,7 @@ def request_json(console: Console, who: User, request: Ref2VARequest) -> dict[st
         }
         for reference in request.references
     ]
-    return values | {"references": references, "seed": str(request.seed)}
+    return values | {"references": references}
 
 
 def job_json(
@@ -140,9 +175,11 @@ _FOREIGN: JobJson = {
     "parent": "",
     "plan": "",
     "prompt": "",
+    "family": "",
     "width": 0,
     "height": 0,
     "frames": 0,
+    "fps": 0,
     "steps": 0,
     "seed": "",
     "sampler": "",
@@ -163,13 +200,15 @@ _FOREIGN: JobJson = {
     "video": "",
     "thumb": "",
 }
-_NO_REQUEST = {name: _FOREIGN[name] for name in ("prompt", "seed", "references", *_SETTINGS)}
+_ABOUT = ("prompt", "seed", "references", "family", "fps")
+_NO_REQUEST = {name: _FOREIGN[name] for name in (*_ABOUT, *_SETTINGS)}
 
 
-def _request_facts(console: Console, who: User, request: Ref2VARequest | None) -> JobJson:
+def _request_facts(console: Console, who: User, request: Request | None) -> JobJson:
     if request is None:
         return _NO_REQUEST
     settings = {name: getattr(request, name) for name in _SETTINGS}
+    settings |= {"family": request.family, "fps": getattr(request, "fps", FPS)}
     references = [
         {"kind": r.kind, "name": r.path.name, "media": _media(console, who, r.path)}
         for r in request.references

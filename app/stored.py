@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference
+from runtime.messages import LTXRequest, ModelFiles, Plan, Ref2VARequest, Reference, Request
 
 _LAYERS = "deepstack_layers"
 
@@ -22,9 +22,11 @@ def dump(value: Any) -> str:
     return json.dumps(asdict(value), default=str, ensure_ascii=False, sort_keys=True)
 
 
-def request_of(data: dict[str, Any]) -> Ref2VARequest:
+def request_of(data: dict[str, Any]) -> Request:
     """What `dump` or plain made of a request; ValueError for one of another version."""
     try:
+        if data.get("family") == "ltx":
+            return LTXRequest(**{**data, "image": _path(data["image"])})
         references = tuple(
             Reference(**{**r, "path": Path(r["path"]), "soundtrack": _path(r["soundtrack"])})
             for r in data["references"]

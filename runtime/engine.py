@@ -32,7 +32,7 @@ from runtime.messages import (
     Plan,
     Progress,
     Ready,
-    Ref2VARequest,
+    Request,
     Result,
 )
 from runtime.pulse import BEAT_SECONDS, SILENCE_SECONDS, START_SECONDS, Pulse
@@ -120,7 +120,7 @@ class Engine:
                 self.close()
 
     def generate(
-        self, request: Ref2VARequest, *, out: Path, media: bool = True, preview: bool = True
+        self, request: Request, *, out: Path, media: bool = True, preview: bool = True
     ) -> Iterator[Event]:
         """Runs a request into the folder `out`; the last event is Result or Failure."""
         command = Generate(request=request, out=out, media=media, preview=preview)

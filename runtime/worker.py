@@ -29,7 +29,7 @@ from runtime.messages import (
     Plan,
     Progress,
     Ready,
-    Ref2VARequest,
+    Request,
     Result,
 )
 from runtime.nonfinite import NonFinite
@@ -46,7 +46,7 @@ class Pipeline(Protocol):
 
     def generate(
         self,
-        request: Ref2VARequest,
+        request: Request,
         *,
         out: Path,
         media: bool,

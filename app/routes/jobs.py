@@ -14,7 +14,7 @@ from app.console import Console
 from app.errors import Forbidden
 from app.jobs import ENDED, Job, Kind, State
 from app.live import engine_json
-from app.shapes import RequestJson, job_json, request_json, request_of, several
+from app.shapes import AnyRequestJson, job_json, request_json, request_of, several
 from app.stored import plain
 
 
@@ -25,7 +25,7 @@ class _Strict(BaseModel):
 class Enqueue(_Strict):
     """One request on one plan, or on several: an A/B. force: also if it cannot fit on the GPU."""
 
-    request: RequestJson
+    request: AnyRequestJson
     plans: list[str] = Field(min_length=1, max_length=8)
     keep_latents: bool = True
     force: bool = False
@@ -34,7 +34,7 @@ class Enqueue(_Strict):
 class Change(_Strict):
     """What shall be different; `before`: the id of a waiting job, null for the end."""
 
-    request: RequestJson | None = None
+    request: AnyRequestJson | None = None
     plan: str | None = None
     before: str | None = None
 

@@ -140,15 +140,15 @@ def _settings(console: Console, who: User, incoming: Incoming) -> dict[str, Any]
     told = record.get("request")
     if not isinstance(told, dict):
         raise ValueError(f"the run record of {incoming.name} holds no request; give another video")
-    request = request_json(console, who, stored.request_of(told))
+    request = stored.request_of(told)
     plan, notes = record.get("plan"), record.get("notes")
     missing = [
-        f"{reference['name']} is not in your library; add it again"
-        for reference in request["references"]
-        if not reference["media"]
+        f"{reference.path.name} is not in your library; add it again"
+        for reference in request.references
+        if console.media.find(who, reference.path) is None
     ]
     return {
-        "request": request,
+        "request": request_json(console, who, request),
         "plan": str(plan.get("name", "")) if isinstance(plan, dict) else "",
         "notes": [*map(str, notes if isinstance(notes, list) else ()), *missing],
     }

@@ -9,15 +9,15 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict
 
-from app import presets, records, stored
+from app import families, presets, records, stored
 from app.access import User, UserDependency
 from app.console import Console
 from app.errors import Forbidden
 from app.planning import Planning
-from app.shapes import RequestJson, request_of
+from app.shapes import AnyRequestJson, request_of
 from runtime.messages import ModelFiles, Plan
 
-_FILES = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer")
+_FILES = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer", "vocoder", "upsampler")
 
 
 class _Strict(BaseModel):
@@ -33,6 +33,8 @@ class ModelsJson(_Strict):
     audio_vae: str
     tokenizer: str | None = None
     deepstack_layers: tuple[int, int, int] | list[int] | None = None
+    vocoder: str | None = None
+    upsampler: str | None = None
 
 
 class PlanJson(_Strict):
@@ -69,12 +71,15 @@ class PlanJson(_Strict):
     cache_max_run: int | None = None
     threads: int | None = None
     kernel_times: bool | None = None
+    v2a_source: str | None = None
+    ltx_rope_seconds: str | None = None
+    ltx_tables: str | None = None
 
 
 class Preflight(_Strict):
     """One request and the plan it would run with: a name, or an unsaved one of the editor."""
 
-    request: RequestJson
+    request: AnyRequestJson
     plan: str | PlanJson
 
 
@@ -86,15 +91,15 @@ def router(console: Console, user: UserDependency) -> APIRouter:
     _add_plans(routes, planning, asked)
 
     @routes.get("/presets")
-    def requests(who: User = asked) -> dict[str, Any]:
-        """The requests that ship with the program."""
-        names = presets.names("requests")
-        loaded = {n: presets.load_request(presets.find("requests", n), id=n) for n in names}
+    def requests(who: User = asked, family: str = "h3") -> dict[str, Any]:
+        """The requests of a family that ship with the program."""
+        names, wanted = presets.names("requests"), families.named(family).name
+        loaded = {n: presets.load_any_request(presets.find("requests", n), id=n) for n in names}
         return {
             "presets": [
                 {"name": name, "request": stored.plain(request)}
                 for name, request in loaded.items()
-                if not request.references
+                if request.family == wanted and not request.references
             ]
         }
 

@@ -76,7 +76,8 @@ def test_a_job_is_made_runs_and_can_be_found(console: Console, web: TestClient) 
 def test_a_request_has_the_fields_and_defaults_of_the_runtime(
     console: Console, web: TestClient
 ) -> None:
-    assert set(RequestJson.model_fields) == {f.name for f in fields(Ref2VARequest)} - {"id"}
+    told = set(RequestJson.model_fields) - {"family"}
+    assert told == {f.name for f in fields(Ref2VARequest)} - {"id"}
     console.session.pause(True)
     answer = web.post(JOBS, json={"request": {"prompt": "x"}, "plans": ["cpu"]}).json()["jobs"][0]
     request = console.jobs.need(answer["id"]).request

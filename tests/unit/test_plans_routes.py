@@ -253,13 +253,16 @@ def test_the_table_of_the_readme_is_that_of_the_program() -> None:
 def test_the_editor_knows_every_field_of_a_plan_and_its_values() -> None:
     edited = {field.name: field for field in plan_fields.plan_fields()}
     assert set(edited) == set(Plan.__dataclass_fields__) - {"name", "models", "family"}
+    ltx = replace(PLAN, family="ltx", video_vae_dtype="fp32")
     for name, field in edited.items():
-        for value in field.values:
-            assert getattr(replace(PLAN, **{name: value}), name) == value
-        if field.values:
-            with pytest.raises(ValueError, match="must be one of") as refused:
-                replace(PLAN, **{name: "no such value"})
-            assert all(value in str(refused.value) for value in field.values)
+        plans = {"h3": (PLAN, field.values), "ltx": (ltx, field.ltx_values or field.values)}
+        for plan, values in (plans[family] for family in field.families):
+            for value in values:
+                assert getattr(replace(plan, **{name: value}), name) == value
+            if values:
+                with pytest.raises(ValueError, match="must be one of") as refused:
+                    replace(plan, **{name: "no such value"})
+                assert all(value in str(refused.value) for value in values)
 
 
 def test_the_editor_allows_the_numbers_that_a_plan_allows_and_no_others() -> None:
