@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from app.cli import inspect_ltx
+from app.cli.inspect_ltx import Facts
 from runtime.checkpoints.classify import Part, Report, TensorReport, classify, totals
 from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.checkpoints.modes import KNOWN_MODELS, MODES, learn
@@ -19,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="a .safetensors file")
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        default=None,
+        help="of an LTX denoiser: an unquantised copy, which tells the order of its NVFP4",
+    )
     parser.add_argument("--learn", choices=MODES, help="remember these weights as this mode")
     parser.add_argument("--known", type=Path, default=KNOWN_MODELS, help=argparse.SUPPRESS)
 
@@ -31,18 +39,25 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.file} {'is now' if new else 'was already'} known as {args.learn}")
         return 0
     report = classify(header, args.known)
+    is_ltx = any(part.role == "ltx_dit" for part in report.parts)
+    if args.against is not None and not is_ltx:
+        raise ValueError(f"--against belongs to an LTX denoiser, which {args.file} is not")
+    ltx = inspect_ltx.facts_of(header, args.against) if is_ltx else None
     if args.json:
-        print(json.dumps(_plain(report), indent=1))
+        print(json.dumps(_plain(report, ltx), indent=1))
     else:
-        print("\n".join(_lines(report, args.tensors)))
+        print("\n".join(_lines(report, args.tensors, ltx)))
     problems = [part.problem for part in report.parts if part.problem]
+    problems += [ltx.problem] if ltx is not None and ltx.problem else []
     if problems:
         raise CheckpointError(problems[0])
     return 0
 
 
-def _plain(report: Report) -> dict[str, object]:
+def _plain(report: Report, ltx: Facts | None) -> dict[str, object]:
     plain = asdict(report)
+    if ltx is not None:
+        plain["ltx"] = inspect_ltx.plain(ltx)
     plain["gpu_bytes"] = report.gpu_bytes
     for part, shown in zip(report.parts, plain["parts"], strict=True):
         for by in ("role", "dtype"):
@@ -53,7 +68,7 @@ def _plain(report: Report) -> dict[str, object]:
     return plain
 
 
-def _lines(report: Report, every_tensor: bool) -> list[str]:
+def _lines(report: Report, every_tensor: bool, ltx: Facts | None) -> list[str]:
     unit = _Unit(report.file_bytes)
     lines = [
         Path(report.path).name,
@@ -61,14 +76,14 @@ def _lines(report: Report, every_tensor: bool) -> list[str]:
         f"{report.tensors:,} tensors   header {report.header_bytes:,} bytes",
     ]
     for part in report.parts:
-        lines += ["", *_part(part, unit)]
+        lines += ["", *_part(part, unit, ltx if part.role == "ltx_dit" else None)]
         if every_tensor:
             lines += ["", *_tensors(part.tensors)]
     lines += ["", f"a GPU will hold {unit.show(report.gpu_bytes)} {unit.name} of it"]
     return lines
 
 
-def _part(part: Part, unit: _Unit) -> list[str]:
+def _part(part: Part, unit: _Unit, ltx: Facts | None) -> list[str]:
     facts = [part.family]
     if part.role == "dit":
         grid = f"pruned (grid {part.dims.get('grid')}, rank {part.dims.get('rank')})"
@@ -81,6 +96,8 @@ def _part(part: Part, unit: _Unit) -> list[str]:
     dims = [f"{name} {size:,}" for name, size in part.dims.items() if name not in hidden]
     if dims:
         lines.append(" · ".join(dims))
+    if ltx is not None:
+        lines += inspect_ltx.lines(ltx)
     if part.quantised:
         lines += ["", *_quantised(part)]
     for by in ("role", "dtype"):

@@ -20,6 +20,8 @@ TORCH_FREE = {
     "runtime.checkpoints.modes",
     "runtime.h3.packing",
     "runtime.ltx.sizes",
+    "runtime.ltx.census",
+    "runtime.ltx.orders",
 }
 DRAWING = {"gradio", "plotly"}
 
@@ -31,6 +33,7 @@ BANNED = {
     "runtime/families.py": RUNTIME | {"torch"},
     "runtime/h3": {"runtime.ltx", "torch.distributed"},
     "runtime/h3/model.py": {"runtime.parallel"},
+    "runtime/ltx": {"runtime.h3", "torch.distributed"},
     "runtime/kernels": FAMILIES,
     "runtime/parallel": FAMILIES,
     "runtime/caches": FAMILIES,
