@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.ltx.model import Contexts, LTXModel, V2ASource
+from runtime.ltx.packing import Seconds, keyframe_mask, rope_tables
 from runtime.ltx.schedule import Sampler, ancestral_step, euler_step, sigma_list
+from runtime.ltx.sizes import LatentShape
 from runtime.nonfinite import require_finite
 
 STEP_NOISE_OFFSET = 10_000  # the ancestral noise has a generator of its own: seed + this
@@ -77,6 +80,44 @@ def nothing_clean(video_BNC: Tensor) -> Clean:
     """Every token of a state of this shape is sampled."""
     live = torch.ones(video_BNC.shape[:2], dtype=torch.bool, device=video_BNC.device)
     return Clean(tokens_BNC=torch.zeros_like(video_BNC), live_BN=live)
+
+
+class Velocity:
+    """The model under one prompt at one size: everything constant over the steps of a stage."""
+
+    def __init__(
+        self,
+        model: LTXModel,
+        contexts: Contexts,
+        shape: LatentShape,
+        fps: float,
+        *,
+        seconds: Seconds = "divide",
+        v2a_source: V2ASource = "pre_a2v",
+        rope_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """seconds, rope_dtype: as rope_tables takes them; v2a_source: as LTXModel.forward."""
+        self.model, self.contexts, self.v2a_source = model, contexts, v2a_source
+        self.rope = rope_tables(
+            model.config, shape, fps, seconds=seconds, device=model.device, dtype=rope_dtype
+        )
+        self.keyframe_mask = keyframe_mask(shape, model.device)
+
+    def __call__(self, x: Streams, times: Times) -> Streams:
+        video, audio = self.model(
+            x.video,
+            x.audio,
+            self.contexts.video_BLD,
+            self.contexts.audio_BLD,
+            video_timestep_BN=times.video_BN,
+            audio_timestep_BA=times.audio_BA,
+            video_sigma_B=times.sigma_B,
+            audio_sigma_B=times.sigma_B,
+            rope=self.rope,
+            keyframe_mask=self.keyframe_mask,
+            v2a_source=self.v2a_source,
+        )
+        return Streams(video=video, audio=audio)
 
 
 def draw(like: Streams, generator: torch.Generator) -> Streams:
