@@ -10,6 +10,7 @@ from runtime.messages import (
     KJ_MODES,
     LTX_ATTENTION,
     LTX_LEAVES,
+    LTX_NVFP4_ORDERS,
     LTX_ONLY,
     LTX_TEXT_ENCODER,
     LTX_VAE_DTYPES,
@@ -221,6 +222,13 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Of layers that scale by it. shared: of all ranks, as on one; local: each its own.",
         ),
         (
+            "overlap",
+            "Exchange overlap",
+            ("off", "qkv"),
+            "choice",
+            "Of GPUs that share rows. qkv: some heads travel while the next ones are projected.",
+        ),
+        (
             "island_rounding",
             "Island rounding",
             ("comfy", "keep"),
@@ -297,6 +305,14 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             ("fp32", "comfy"),
             "choice",
             "fp32: as the file stores them; comfy: rounded to the compute type, as ComfyUI does.",
+        ),
+        (
+            "ltx_nvfp4_order",
+            "NVFP4 order",
+            ("auto", *LTX_NVFP4_ORDERS),
+            "choice",
+            "auto: as published; a file without markers that is not the published one is refused "
+            "unless its order is named here (inspect --against a copy tells it).",
         ),
     ),
     "Process": (

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from runtime.checkpoints.header import CheckpointError, Header, TensorInfo, read_bytes, read_header
 from runtime.checkpoints.roles import own_names
 from runtime.ltx.census import ROLE, Census
+from runtime.messages import LTX_NVFP4_ORDERS
 
-PUBLISHED = "high_tiled"
-ORDERS = (PUBLISHED, "high_linear", "low_tiled", "low_linear")
+ORDERS = LTX_NVFP4_ORDERS
+PUBLISHED = ORDERS[0]
 AUTO = "auto"  # the published order where markers or the whole census vouch for it
 # The right reading of the published file has 0.9956 and a relative RMS error of 9.5 %, wrong ones
 # at most 0.26 (VLC); of weights without any structure a wrong one still reached 0.94.
