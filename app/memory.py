@@ -14,12 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from math import isclose, prod
+from math import prod
 
 from app.estimate import Phase
 from app.linear_bytes import SHARED, converted
 from runtime.checkpoints.classify import Part, Residence, TensorReport
-from runtime.layouts import Layout
+from runtime.layouts import Layout, guided
 from runtime.messages import Plan, Ref2VARequest
 
 BENCHMARK = "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.md"
@@ -131,8 +131,14 @@ def phases(
 def tables(dit: Part, plan: Plan, request: Ref2VARequest) -> int:
     """AdaLN tables of all evaluations of a schedule, or of as many as are kept at once."""
     one = _step_tables(dit, plan)
-    sides = 1 if isclose(request.cfg, 1.0) else 2
+    sides = _sides(plan, request)
     return one * max(1, min(request.steps * sides, _KEPT_TABLES // one))
+
+
+def _sides(plan: Plan, request: Ref2VARequest) -> int:
+    """Of guidance, on one device."""
+    both = guided(request.cfg) and Layout.parse(plan.layout).guidance == 1
+    return 2 if both else 1
 
 
 def _step_tables(dit: Part, plan: Plan) -> int:
@@ -142,7 +148,7 @@ def _step_tables(dit: Part, plan: Plan) -> int:
 
 def graph_buffers(dit: Part, plan: Plan, request: Ref2VARequest, rows: int) -> int:
     """Tables and rotation matrices of a side's graphs: the first step's and the others'."""
-    sides = 1 if isclose(request.cfg, 1.0) else 2
+    sides = _sides(plan, request)
     return 2 * sides * (_step_tables(dit, plan) + _ITEM[plan.dtype] * rows * _ROPE)
 
 
@@ -156,7 +162,7 @@ def denoise(dit: Part, plan: Plan, rows: int) -> int:
     used = [by_format.get(quant.format, plan.fp8) for quant in dit.quantised]
     widths = max([_MLP_WIDTHS.get(name, 4.0) for name in used], default=4.0)
     item = _ITEM[plan.dtype]
-    if Layout.parse(plan.layout).ranks > 1:
+    if Layout.parse(plan.layout).of_a_side > 1:
         return int(item * (_shared(dit, plan, rows, widths) + rows * _ROPE))
     if plan.memory == "low":
         return int(item * (_low(dit, plan, rows, used, widths) + rows * _ROPE))
@@ -197,7 +203,7 @@ def _low(dit: Part, plan: Plan, rows: int, used: Collection[str], widths: float)
 
 def step_cache(dit: Part, plan: Plan, request: Ref2VARequest, rows: int) -> int:
     """Copies of the target rows that a step cache keeps of each side, and while a step runs."""
-    sides = 1 if isclose(request.cfg, 1.0) else 2
+    sides = _sides(plan, request)
     copies = {"h3_cache": 2 * sides + 2, "spectrum": 6 * sides}.get(plan.cache, 0)
     return copies * _ITEM[plan.dtype] * rows * dit.dims["hidden"]
 

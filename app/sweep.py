@@ -9,25 +9,28 @@ from typing import Any
 
 from app import bench
 from app.children import run_child
-from runtime.layouts import LAYOUTS, SINGLE, Layout
+from runtime.layouts import LAYOUTS, SINGLE, Layout, check_guidance, guided
 
 _GIB = 1 << 30
 _COMPARE_SECONDS = 300.0
 
 
-def chosen(names: str, devices: int, *, cuda: bool) -> list[str]:
+def chosen(names: str, devices: int, *, cuda: bool, cfg: float) -> list[str]:
     """The layouts of "all" or of "U2,U4", single first: all else is told against it.
 
-    devices: GPUs, or cores of the CPU, that this machine has; "all" takes what fits on them.
-    ValueError for a name that does not exist, and for a layout that needs more GPUs.
+    devices: GPUs, or cores of the CPU, that this machine has; "all" takes what fits on them, and
+    those with ranks for a negative side if the request has one. ValueError for a name that does not
+    exist, for a layout that needs more GPUs, and for one whose negative side has nothing to do.
     """
     if names == "all":
-        return [name for name in LAYOUTS if Layout.parse(name).ranks <= devices]
+        fitting = (name for name in LAYOUTS if Layout.parse(name).ranks <= devices)
+        return [n for n in fitting if guided(cfg) or Layout.parse(n).guidance == 1]
     asked = [name.strip() for name in names.split(",") if name.strip()]
     for name in asked:
         ranks = Layout.parse(name).ranks
         if cuda and ranks > devices:
             raise ValueError(f"layout {name} needs {ranks} GPUs, this machine has {devices}")
+        check_guidance(name, cfg)
     return [SINGLE, *dict.fromkeys(name for name in asked if name != SINGLE)]
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.families import FAMILIES
-from runtime.layouts import Layout
+from runtime.layouts import Layout, check_guidance
 from runtime.messages import (
     Beat,
     Command,
@@ -76,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         plan, request = read_plan(args.plan), read_request(args.request)
+        check_guidance(plan.layout, request.cfg)
         meeting = _meeting(plan)
     except (ValueError, OSError) as error:
         print(f"runtime.rank: {error}", file=sys.stderr)

@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--text-rows must be 1 or more, got {args.text_rows}")
     plan = presets.load_plan(presets.find("plans", args.plan))
     request = _request(args)
-    names = sweep.chosen(args.layouts, _devices(plan), cuda=plan.device == "cuda")
+    cuda = plan.device == "cuda"
+    names = sweep.chosen(args.layouts, _devices(plan), cuda=cuda, cfg=request.cfg)
     for name in names:
         replace(plan, layout=name)  # what the plan cannot be with a layout is said before the first
     measurements.check(args.store)

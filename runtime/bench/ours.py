@@ -22,10 +22,12 @@ from runtime.bench.base import (
 )
 from runtime.bench.profile import profiled, tell
 from runtime.clock import DENOISE, END_TO_END, StageClock
+from runtime.h3.conditioning import Conditioning
 from runtime.h3.denoise import Latents, layout_of
 from runtime.h3.packing import target_of
 from runtime.h3.pipeline import Pipeline
 from runtime.h3.synthetic import synthetic_conditioning
+from runtime.layouts import guided
 from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import Event, Note, StageTime
 from runtime.meter import ALL_COMMUNICATION, PARTS, Ranges
@@ -48,13 +50,8 @@ class PlanSubject:
         self._latents: Latents | None = None
         self._device = self._pipeline.device
         if setup.text_rows:
-            self._conditioning = synthetic_conditioning(
-                setup.request,
-                setup.text_rows,
-                setup.request.seed,
-                text_dim=self._pipeline.model.cfg.text_dim,
-            )
-            self.rows = layout_of(self._conditioning, target_of(setup.request)).num_rows
+            self._sides = _sides(setup, self._pipeline.model.cfg.text_dim)
+            self.rows = layout_of(self._sides[0], target_of(setup.request)).num_rows
         self.facts: Mapping[str, Any] = {
             "resolved": self._pipeline.resolved,
             "load_seconds": self._pipeline.load_seconds,
@@ -120,7 +117,7 @@ class PlanSubject:
 
     def _given_conditioning(self, setup: Setup, clock: StageClock) -> None:
         latents = self._latents = self._pipeline.denoise(
-            setup.request, self._conditioning, emit=self._hear, cancelled=_never, clock=clock
+            setup.request, *self._sides, emit=self._hear, cancelled=_never, clock=clock
         )
         if setup.decode:
             self._pipeline.play(latents, emit=self._hear, cancelled=_never, clock=clock)
@@ -142,6 +139,20 @@ class PlanSubject:
 
 
 def turn_of(times: tuple[StageTime, ...], seconds: float, allocated: int, reserved: int) -> Turn:
+def _sides(setup: Setup, text_dim: int) -> list[Conditioning]:
+    """Random ones: the positive, and the negative of a request that has one."""
+    request, words, seed = setup.request, setup.text_rows, setup.request.seed
+    sides = [synthetic_conditioning(request, words, seed, text_dim=text_dim)]
+    if guided(request.cfg):
+        picture = request.negative_references
+        sides.append(
+            synthetic_conditioning(
+                request, words, (seed + 1) % 2**64, text_dim=text_dim, picture=picture
+            )
+        )
+    return sides
+
+
     """Stages summed by name; steps and their parts in order."""
     stages: dict[str, float] = {}
     parts: dict[str, list[float]] = {}

@@ -38,6 +38,7 @@ from runtime.h3.model import pack_audio, patchify
 from runtime.h3.packing import PackedLayout, target_of
 from runtime.h3.schedule import map_sigma, sigmas_for
 from runtime.h3.synthetic import synthetic_conditioning
+from runtime.layouts import guided
 from runtime.meter import Ranges
 
 CPU = torch.device("cpu")
@@ -50,6 +51,11 @@ class DiffusersSubject:
 
     def __init__(self, setup: Setup) -> None:
         self._setup, self._device = setup, _device(setup)
+        if guided(setup.request.cfg):
+            raise ValueError(
+                f"the peer evaluates one side, and the request's cfg is {setup.request.cfg}; set "
+                f"cfg to 1 to compare with it"
+            )
         _package()
         size = setup.weights.partition(":")[0]
         checkpoint = opener(f"{size}:{FORMAT}")(setup.plan.models.dit, "dit")

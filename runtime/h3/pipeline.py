@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +51,7 @@ from runtime.h3.video_ranks import Conductor
 from runtime.h3.video_vae import load_vae_attention, load_video_vae
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import elementwise_backend
-from runtime.layouts import Layout, check_guidance
+from runtime.layouts import Layout, check_guidance, guided
 from runtime.machine import driver
 from runtime.media.frames import write_frames
 from runtime.media.tensors import write_safetensors_atomic
@@ -248,16 +247,19 @@ class Pipeline:
     def denoise(
         self,
         request: Ref2VARequest,
-        conditioning: Conditioning,
+        positive: Conditioning,
+        negative: Conditioning | None = None,
         *,
         emit: Callable[[Event], None],
         cancelled: Callable[[], bool],
         clock: StageClock,
     ) -> Latents:
-        """Sampling alone, under conditioning that was made elsewhere."""
+        """Sampling alone, under conditioning that was made elsewhere; cfg 1 has no negative one."""
         job = _Job(id=request.id, emit=emit, cancelled=cancelled, clock=clock)
+        check_guidance(self.plan.layout, request.cfg)
+        assert guided(request.cfg) == (negative is not None)
         with torch.inference_mode():
-            return self._sample(request, target_of(request), conditioning, None, None, job)
+            return self._sample(request, target_of(request), positive, negative, None, job)
 
     def play(
         self,
@@ -305,7 +307,7 @@ class Pipeline:
 
     def _conducting(self) -> AbstractContextManager[Conductor | None]:
         """Rank 0 decodes with the others inside."""
-        return Conductor(self.team) if self.team.ranks > 1 else nullcontext()
+        return Conductor(self.team, job.clock) if self.team.ranks > 1 else nullcontext()
 
     def _tell_peaks(self, job: _Job) -> None:
         """A note on the memory of every rank so far; all have come to the same point."""
@@ -391,7 +393,7 @@ class Pipeline:
             )
 
         positive = build(inputs)
-        if math.isclose(request.cfg, 1.0):  # as ComfyUI decides it (contract 3.5)
+        if not guided(request.cfg):
             return positive, None
         other = negative_inputs(
             inputs, request.negative_prompt, references=request.negative_references

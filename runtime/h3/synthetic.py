@@ -19,10 +19,16 @@ _TEXT_TAG = 1  # AdaLN row of a word; vision tokens are not made
 
 
 def synthetic_conditioning(
-    request: Ref2VARequest, text_rows: int, seed: int, *, text_dim: int = TEXT_DIM
+    request: Ref2VARequest,
+    text_rows: int,
+    seed: int,
+    *,
+    text_dim: int = TEXT_DIM,
+    picture: bool = True,
 ) -> Conditioning:
     """`text_rows` words [1,L,text_dim] and one reference picture of the target's size, fp32, CPU.
 
+    picture: False leaves it out, as a negative side does that has no references.
     Standard normal numbers of one generator: words first, then the latent [1,24,1,h,w]. 960x544,
     124 frames and 300 words pack into 20,094 rows. ValueError for a count of words out of range.
     """
@@ -34,6 +40,8 @@ def synthetic_conditioning(
         token_tags=torch.full((text_rows,), _TEXT_TAG, dtype=torch.int64),
         tokens=(),
     )
+    if not picture:
+        return Conditioning(context=context)
     target = target_of(request)
     latent = torch.randn(
         1, _VIDEO_CHANNELS, 1, target.latent_h, target.latent_w, generator=generator

@@ -24,6 +24,7 @@ import launch
 from app import preflight, presets
 from runtime.messages import Reference
 from tests.checkpoint_files import edited, marker, tiny
+from tests.denoiser_parts import demo_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +92,13 @@ def test_a_wrong_value_is_refused_before_anything_loads(
 ) -> None:
     done = generate(*options)
     refused(done, *words)
+    assert "load" not in done.stderr
+
+
+def test_a_layout_for_a_negative_side_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(presets.dump_plan(demo_plan(layout="CFG2", threads=1)))
+    done = generate(plan=tmp_path / "plan.toml")
+    refused(done, "layout CFG2 gives half of its ranks the negative side", "choose a layout")
     assert "load" not in done.stderr
 
 

@@ -48,6 +48,15 @@ def test_without_torchrun_it_says_how_to_start_it(files: list[str]) -> None:
     assert done.stderr.splitlines()[-1].endswith("not set; start it with torchrun")
 
 
+def test_a_layout_for_a_negative_side_that_is_none_starts_nothing(
+    files: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "plan.toml").write_text(dump_plan(demo_plan(layout="CFG2", threads=1)))
+    done = run([sys.executable, "-m"], files)
+    assert done.returncode == 2
+    assert "layout CFG2 gives half of its ranks the negative side" in done.stderr
+
+
 def test_a_request_that_cannot_run_is_told_and_ends_all(files: list[str], tmp_path: Path) -> None:
     (tmp_path / "request.toml").write_text(
         REQUEST + '[[references]]\nkind = "image"\npath = "none.png"\n'

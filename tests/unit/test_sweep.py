@@ -70,10 +70,26 @@ def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str, tmp_path: 
 
 
 def test_all_takes_what_the_machine_can_hold_and_single_comes_first() -> None:
-    assert sweep.chosen("all", 2, cuda=True) == ["single", "U2", "TP2"]
-    assert sweep.chosen("U4, U2", 4, cuda=True) == ["single", "U4", "U2"]
+    assert sweep.chosen("all", 2, cuda=True, cfg=1.0) == ["single", "U2", "TP2"]
+    assert sweep.chosen("all", 2, cuda=True, cfg=4.0) == ["single", "U2", "TP2", "CFG2"]
+    assert sweep.chosen("U4, U2", 4, cuda=True, cfg=1.0) == ["single", "U4", "U2"]
 
 
 def test_a_layout_that_the_machine_cannot_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="layout U4 needs 4 GPUs, this machine has 2"):
-        sweep.chosen("U4", 2, cuda=True)
+        sweep.chosen("U4", 2, cuda=True, cfg=1.0)
+
+
+def test_a_layout_with_ranks_for_no_side_is_refused() -> None:
+    with pytest.raises(ValueError, match="layout CFG2 gives half of its ranks the negative side"):
+        sweep.chosen("U2,CFG2", 2, cuda=True, cfg=1.0)
+
+
+def test_a_request_with_a_negative_side_is_swept_with_it(small: str, tmp_path: Path) -> None:
+    Path(small).write_text(Path(small).read_text() + "cfg = 3.0\n")
+    done = run(tmp_path, "--request", small, "--layouts", "CFG2")
+    assert done.returncode == 0, done.stderr
+    single, two = json.loads(done.stdout.splitlines()[-1])["layouts"]
+    assert (two["layout"], two["ranks"]) == ("CFG2", 2)
+    assert all(two["parity"][stream]["equal"] for stream in ("video", "audio"))
+    assert two["exposed_communication_share"] > 0 == single["exposed_communication_share"]

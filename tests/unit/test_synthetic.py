@@ -32,3 +32,8 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
 def test_a_count_of_words_out_of_range_is_refused_in_a_sentence(rows: int) -> None:
     with pytest.raises(ValueError, match=f"text rows must be 1 to 100,000, got {rows}"):
         synthetic_conditioning(REFERENCE, rows, 1)
+
+
+def test_a_side_without_references_has_the_words_alone() -> None:
+    made = synthetic_conditioning(REFERENCE, 300, 1, picture=False)
+    assert layout_of(made, target_of(REFERENCE)).num_rows == 20_094 - 510
