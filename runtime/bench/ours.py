@@ -138,7 +138,6 @@ class PlanSubject:
             self.rows = int(event.text.removesuffix(_ROWS))
 
 
-def turn_of(times: tuple[StageTime, ...], seconds: float, allocated: int, reserved: int) -> Turn:
 def _sides(setup: Setup, text_dim: int) -> list[Conditioning]:
     """Random ones: the positive, and the negative of a request that has one."""
     request, words, seed = setup.request, setup.text_rows, setup.request.seed
@@ -153,6 +152,7 @@ def _sides(setup: Setup, text_dim: int) -> list[Conditioning]:
     return sides
 
 
+def turn_of(times: tuple[StageTime, ...], seconds: float, allocated: int, reserved: int) -> Turn:
     """Stages summed by name; steps and their parts in order."""
     stages: dict[str, float] = {}
     parts: dict[str, list[float]] = {}
