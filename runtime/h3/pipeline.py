@@ -307,7 +307,7 @@ class Pipeline:
 
     def _conducting(self) -> AbstractContextManager[Conductor | None]:
         """Rank 0 decodes with the others inside."""
-        return Conductor(self.team, job.clock) if self.team.ranks > 1 else nullcontext()
+        return Conductor(self.team) if self.team.ranks > 1 else nullcontext()
 
     def _tell_peaks(self, job: _Job) -> None:
         """A note on the memory of every rank so far; all have come to the same point."""
