@@ -56,6 +56,7 @@ class PlanJson(_Strict):
     fp8: str | None = None
     int8: str | None = None
     amax: str | None = None
+    overlap: str | None = None
     weights: str | None = None
     elementwise: str | None = None
     island_rounding: str | None = None
