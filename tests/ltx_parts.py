@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from runtime.kernels.attention import AttentionOptions, load_attention
 from runtime.ltx.config import LTXConfig
+from runtime.ltx.forms import MODEL, Form
 from runtime.ltx.model import LTXModel
 from runtime.ltx.packing import Seconds, keyframe_mask, rope_tables
 from runtime.ltx.sizes import LatentShape
@@ -97,11 +98,11 @@ def tiny_model(
     *,
     dtype: torch.dtype = torch.float32,
     keyframes: bool = True,
-    qk_eps: float | None = None,
+    form: Form = MODEL,
 ) -> LTXModel:
     """A tiny denoiser on the CPU, sdpa."""
     attend = load_attention("sdpa", CPU, dtype, AttentionOptions())
-    model = LTXModel(config or tiny_config(), attend, keyframes=keyframes, qk_eps=qk_eps)
+    model = LTXModel(config or tiny_config(), attend, keyframes=keyframes, form=form)
     fill(model)
     return model.to(dtype).eval().requires_grad_(False)
 

@@ -14,6 +14,7 @@ from runtime.checkpoints.load import LoadProgress, LoadReport, load_into
 from runtime.checkpoints.reader import Reader
 from runtime.kernels.attention.base import Attend
 from runtime.ltx.census import ROLE, Census, read_census
+from runtime.ltx.forms import MODEL, Form
 from runtime.ltx.linears import choose, in_published_order
 from runtime.ltx.model import LTXModel
 from runtime.ltx.orders import AUTO, known_order
@@ -59,14 +60,14 @@ def load_denoiser(
     nvfp4: str = "nvfp4_dequant",
     tables: Tables = "fp32",
     cached: bool = False,
-    qk_eps: float | None = None,
+    form: Form = MODEL,
     progress: LoadProgress | None = None,
 ) -> tuple[LTXModel, LoadReport]:
     """The denoiser on the device, ready to run; the connectors of the file are left unread.
 
     dtype: of all that is not quantised. nvfp4, cached: as linears.choose takes them. tables: F32
-    AdaLN tables stay F32, or "comfy": rounded to dtype, as ComfyUI loads them (1.5). qk_eps: None
-    for the config's. Unavailable or ValueError before anything is read when a choice cannot run;
+    AdaLN tables stay F32, or "comfy": rounded to dtype, as ComfyUI loads them (1.5). form: the
+    order of rounding. Unavailable or ValueError before anything is read when a choice cannot run;
     CheckpointError for a tensor with NaN or infinity.
     """
     if tables not in TABLES:
@@ -74,7 +75,7 @@ def load_denoiser(
     build = choose(checkpoint.layers, nvfp4, device, dtype, cached=cached)
     with torch.device("meta"):
         keyframes = checkpoint.census.keyframes
-        model = LTXModel(checkpoint.census.config, attend, keyframes=keyframes, qk_eps=qk_eps)
+        model = LTXModel(checkpoint.census.config, attend, keyframes=keyframes, form=form)
 
     def dtype_of(name: str, stored: torch.dtype) -> torch.dtype:
         kept = tables == "fp32" and "scale_shift_table" in name and stored == torch.float32
@@ -98,7 +99,7 @@ def load_connectors(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    qk_eps: float | None = None,
+    form: Form = MODEL,
 ) -> Connectors:
     """The connectors of the text conditioning, which the denoiser's file carries.
 
@@ -111,7 +112,7 @@ def load_connectors(
             f"context of a prompt; use a file that has them"
         )
     with torch.device("meta"):
-        connectors = Connectors(census.config, attend, qk_eps=qk_eps)
+        connectors = Connectors(census.config, attend, form=form)
     load_into(
         connectors,
         checkpoint,

@@ -1,13 +1,14 @@
 """The LTX-2.5 denoiser, single device. Parameter names are the checkpoint's (ltx25.md section 3).
 
 B batch, N video tokens, A audio tokens, T tokens of either, L text rows, C channels, D width of a
-stream, H heads, d head width, r = d / 2. Operand order is part of the model: with fp32 weights on
-the CPU it gives the bits of diffusers' module.
+stream, H heads, d head width. Operand order is part of the model: on the CPU each form has the
+bits of its program (forms.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from runtime.kernels.attention.base import Attend
 from runtime.ltx.config import AV_ROWS, BLOCK_ROWS, PROMPT_ROWS, LTXConfig
+from runtime.ltx.forms import MODEL, Form
+from runtime.ltx.layers import Attention, FeedForward, gated_sum, modulated, rms
 from runtime.ltx.modulation import (
     StreamModulation,
     TokenTimes,
@@ -28,7 +31,6 @@ from runtime.ltx.packing import RopeTables, Rotation
 
 V2ASource = Literal["pre_a2v", "post_a2v"]
 V2A_SOURCES: tuple[V2ASource, ...] = ("pre_a2v", "post_a2v")
-COMFY_QK_EPS = 1e-5  # ComfyUI's norm of queries and keys; the model's is the config's norm_eps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,103 +41,23 @@ class Contexts:
     audio_BLD: Tensor
 
 
-def rms(x: Tensor, eps: float) -> Tensor:
-    """x / rms(x) over the last axis, no weight; fp32 inside, rounded once."""
-    mean_square = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
-    return (x * torch.rsqrt(mean_square + eps)).to(x.dtype)
-
-
-def modulated(x_BTD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """x * (1 + scale) + shift."""
-    return x_BTD * (1 + scale) + shift
-
-
-def rotated(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
-    """Halves (a, b) of each head to (a cos - b sin, b cos + a sin), in the tables' dtype."""
-    cos, sin = rotation.cos_BHTr, rotation.sin_BHTr
-    a, b = x_BHTd.to(cos.dtype).chunk(2, dim=-1)
-    first = torch.addcmul(a * cos, sin, b, value=-1)
-    return torch.cat([first, torch.addcmul(b * cos, sin, a)], dim=-1).to(x_BHTd.dtype)
-
-
-class Attention(nn.Module):
-    """Attention of x to a context, or to itself: q/k norm over all heads, rotation, head gates."""
-
-    def __init__(
-        self, width: int, context: int, heads: int, head_dim: int, eps: float, attend: Attend
-    ) -> None:
-        super().__init__()
-        inner = heads * head_dim
-        self.heads, self.attend = heads, attend
-        self.to_q = nn.Linear(width, inner)
-        self.to_k = nn.Linear(context, inner)
-        self.to_v = nn.Linear(context, inner)
-        self.q_norm = nn.RMSNorm(inner, eps=eps)
-        self.k_norm = nn.RMSNorm(inner, eps=eps)
-        self.to_gate_logits = nn.Linear(width, heads)
-        self.to_out = nn.ModuleList([nn.Linear(inner, width)])
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        context_BLD: Tensor,
-        rope: Rotation | None = None,
-        context_rope: Rotation | None = None,
-    ) -> Tensor:
-        """[B, T, D]; the gate sees x as the queries do. No rope: no rotation (text)."""
-        gate_BTH = 2.0 * torch.sigmoid(self.to_gate_logits(x_BTD))
-        q = self._by_head(self.q_norm(self.to_q(x_BTD)))
-        k = self._by_head(self.k_norm(self.to_k(context_BLD)))
-        v = self._by_head(self.to_v(context_BLD))
-        if rope is not None:
-            q, k = rotated(q, rope), rotated(k, rope if context_rope is None else context_rope)
-        out_BTI = self.attend(q, k, v)
-        gated = out_BTI.unflatten(2, (self.heads, -1)) * gate_BTH.unsqueeze(-1)
-        return self.to_out[0](gated.flatten(2))
-
-    def _by_head(self, x_BTI: Tensor) -> Tensor:
-        return x_BTI.unflatten(2, (self.heads, -1)).transpose(1, 2)
-
-
-class GELU(nn.Module):
-    """A projection and GELU (tanh)."""
-
-    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, inner, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x), approximate="tanh")
-
-
-class FeedForward(nn.Module):
-    """Two linears with GELU between; `net` has the checkpoint's numbers."""
-
-    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
-        super().__init__()
-        out = nn.Linear(inner, width, bias=bias)
-        self.net = nn.ModuleDict({"0": GELU(width, inner, bias=bias), "2": out})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net["2"](self.net["0"](x))
-
-
 class Block(nn.Module):
     """One layer of both streams (section 3.2); every norm in it is without weight."""
 
-    def __init__(self, config: LTXConfig, attend: Attend, qk_eps: float) -> None:
+    def __init__(self, config: LTXConfig, attend: Attend, form: Form) -> None:
         super().__init__()
         video, audio = config.video_dim, config.audio_dim
         heads = (config.num_attention_heads, config.attention_head_dim)
         audio_heads = (config.audio_num_attention_heads, config.audio_attention_head_dim)
         text, audio_text = config.cross_attention_dim, config.audio_cross_attention_dim
-        self.eps = config.norm_eps
-        self.attn1 = Attention(video, video, *heads, qk_eps, attend)
-        self.attn2 = Attention(video, text, *heads, qk_eps, attend)
-        self.audio_attn1 = Attention(audio, audio, *audio_heads, qk_eps, attend)
-        self.audio_attn2 = Attention(audio, audio_text, *audio_heads, qk_eps, attend)
-        self.audio_to_video_attn = Attention(video, audio, *audio_heads, qk_eps, attend)
-        self.video_to_audio_attn = Attention(audio, video, *audio_heads, qk_eps, attend)
+        self.eps, self.form = config.norm_eps, form
+        make = partial(Attention, norm_eps=config.norm_eps, attend=attend, form=form)
+        self.attn1 = make(video, video, *heads)
+        self.attn2 = make(video, text, *heads)
+        self.audio_attn1 = make(audio, audio, *audio_heads)
+        self.audio_attn2 = make(audio, audio_text, *audio_heads)
+        self.audio_to_video_attn = make(video, audio, *audio_heads)
+        self.video_to_audio_attn = make(audio, video, *audio_heads)
         self.ff = FeedForward(video, config.video_ff_dim, bias=config.ff_bias)
         self.audio_ff = FeedForward(audio, config.audio_ff_dim, bias=config.audio_ff_bias)
         self.scale_shift_table = _table(BLOCK_ROWS, video)
@@ -174,9 +96,12 @@ class Block(nn.Module):
             (self.audio_attn1, self.audio_attn2),
         )
         x_BND, y_BAD = self._across(x_BND, y_BAD, video, audio, rope, v2a_source)
-        x_BND = x_BND + self.ff(modulated(rms(x_BND, self.eps), *rows[3:5])) * rows[5]
+        x = self.ff(modulated(rms(x_BND, self.eps), *rows[3:5]))
         y = self.audio_ff(modulated(rms(y_BAD, self.eps), *audio_rows[3:5]))
-        return x_BND, y_BAD + y * audio_rows[5]
+        return (
+            gated_sum(x_BND, x, rows[5], self.form),
+            gated_sum(y_BAD, y, audio_rows[5], self.form),
+        )
 
     def _self_and_text(
         self,
@@ -189,7 +114,7 @@ class Block(nn.Module):
     ) -> Tensor:
         to_self, to_text = attentions
         h = modulated(rms(x_BTD, self.eps), rows[0], rows[1])
-        x_BTD = x_BTD + to_self(h, h, rope) * rows[2]
+        x_BTD = gated_sum(x_BTD, to_self(h, h, rope), rows[2], self.form)
         h = modulated(rms(x_BTD, self.eps), rows[6], rows[7])
         return x_BTD + to_text(h, modulated(context_BLD, *prompt)) * rows[8]
 
@@ -212,39 +137,36 @@ class Block(nn.Module):
         (gate,) = video.gate.with_table(table[4:])
         (audio_gate,) = audio.gate.with_table(audio_table[4:])
         nx, ny = rms(x_BND, self.eps), rms(y_BAD, self.eps)
-        x_BND = x_BND + gate * self.audio_to_video_attn(
+        x = self.audio_to_video_attn(
             modulated(nx, h0, c0), modulated(ny, t0, d0), rope.video_cross, rope.audio_cross
         )
+        x_BND = gated_sum(x_BND, x, gate, self.form)
         if v2a_source == "post_a2v":
             nx = rms(x_BND, self.eps)
-        y_BAD = y_BAD + audio_gate * self.video_to_audio_attn(
+        y = self.video_to_audio_attn(
             modulated(ny, t1, d1), modulated(nx, h1, c1), rope.audio_cross, rope.video_cross
         )
-        return x_BND, y_BAD
+        return x_BND, gated_sum(y_BAD, y, audio_gate, self.form)
 
 
 class LTXModel(nn.Module):
-    """One velocity evaluation of both streams.
-
-    qk_eps: of the norms of queries and keys, None for the config's; COMFY_QK_EPS for ComfyUI's.
-    """
+    """One velocity evaluation of both streams. keyframes: the file has their embedding."""
 
     keyframes_abs_pos_embedding: nn.Parameter | None
 
     def __init__(
-        self, config: LTXConfig, attend: Attend, *, keyframes: bool, qk_eps: float | None = None
+        self, config: LTXConfig, attend: Attend, *, keyframes: bool, form: Form = MODEL
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.form = config, form
         video, audio = config.video_dim, config.audio_dim
         self.patchify_proj = nn.Linear(config.in_channels, video)
         self.audio_patchify_proj = nn.Linear(config.audio_in_channels, audio)
         add_heads(self, config)
         embedding = _table(1, video) if keyframes else None
         self.register_parameter("keyframes_abs_pos_embedding", embedding)
-        eps = config.norm_eps if qk_eps is None else qk_eps
         self.transformer_blocks = nn.ModuleList(
-            Block(config, attend, eps) for _ in range(config.num_layers)
+            Block(config, attend, form) for _ in range(config.num_layers)
         )
         self.scale_shift_table = _table(2, video)
         self.audio_scale_shift_table = _table(2, audio)
@@ -340,10 +262,9 @@ class LTXModel(nn.Module):
         )
 
     def _times(self, timestep_BT: Tensor | TokenTimes) -> TokenTimes:
-        # fp32 keeps a row per token: fewer rows change the bits of an fp32 product on the CPU, and
-        # those of a bf16 one do not.
+        # Fewer rows change the bits of an fp32 product on the CPU; those of a bf16 one they do not.
         if isinstance(timestep_BT, Tensor):
-            per_token = self.dtype == torch.float32
+            per_token = self.form.rows_per_token and self.dtype == torch.float32
             timestep_BT = TokenTimes(values_BU=timestep_BT) if per_token else distinct(timestep_BT)
         index_BT = timestep_BT.index_BT
         return TokenTimes(

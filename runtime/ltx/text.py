@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from runtime.kernels.attention.base import Attend
 from runtime.ltx.config import FF_FACTOR, LTXConfig
-from runtime.ltx.model import Attention, Contexts, FeedForward
+from runtime.ltx.forms import MODEL, Form
+from runtime.ltx.layers import Attention, FeedForward
+from runtime.ltx.model import Contexts
 from runtime.ltx.packing import Rotation, rotation
 
 CONTEXT_ROWS = 1024
@@ -53,10 +55,12 @@ class TextProjection(nn.Module):
 class ConnectorBlock(nn.Module):
     """Pre-norm self attention and feed-forward, norms without weight."""
 
-    def __init__(self, heads: int, head_dim: int, attend: Attend, qk_eps: float) -> None:
+    def __init__(self, heads: int, head_dim: int, attend: Attend, form: Form) -> None:
         super().__init__()
         width = heads * head_dim
-        self.attn1 = Attention(width, width, heads, head_dim, qk_eps, attend)
+        self.attn1 = Attention(
+            width, width, heads, head_dim, norm_eps=NORM_EPS, attend=attend, form=form
+        )
         self.ff = FeedForward(width, FF_FACTOR * width, bias=True)
 
     def forward(self, x_BTD: Tensor, rope: Rotation) -> Tensor:
@@ -70,7 +74,7 @@ class Connector(nn.Module):
 
     learnable_registers: nn.Parameter
 
-    def __init__(self, config: LTXConfig, attend: Attend, *, audio: bool, qk_eps: float) -> None:
+    def __init__(self, config: LTXConfig, attend: Attend, *, audio: bool, form: Form) -> None:
         super().__init__()
         self.heads, head_dim = config.connector_heads(audio)
         self.width = config.connector_dim(audio)
@@ -79,7 +83,7 @@ class Connector(nn.Module):
         registers = torch.empty(config.connector_num_learnable_registers, self.width)
         self.learnable_registers = nn.Parameter(registers)
         self.transformer_1d_blocks = nn.ModuleList(
-            ConnectorBlock(self.heads, head_dim, attend, qk_eps)
+            ConnectorBlock(self.heads, head_dim, attend, form)
             for _ in range(config.connector_num_layers)
         )
 
@@ -103,13 +107,12 @@ class Connector(nn.Module):
 
 
 class Connectors(nn.Module):
-    """Both connectors. qk_eps: as of LTXModel."""
+    """Both connectors."""
 
-    def __init__(self, config: LTXConfig, attend: Attend, *, qk_eps: float | None = None) -> None:
+    def __init__(self, config: LTXConfig, attend: Attend, *, form: Form = MODEL) -> None:
         super().__init__()
-        eps = config.norm_eps if qk_eps is None else qk_eps
-        self.video_embeddings_connector = Connector(config, attend, audio=False, qk_eps=eps)
-        self.audio_embeddings_connector = Connector(config, attend, audio=True, qk_eps=eps)
+        self.video_embeddings_connector = Connector(config, attend, audio=False, form=form)
+        self.audio_embeddings_connector = Connector(config, attend, audio=True, form=form)
 
     def forward(
         self, video_BSD: Tensor, audio_BSD: Tensor, mask_BS: Tensor, rows: int = CONTEXT_ROWS

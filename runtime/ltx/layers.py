@@ -1,0 +1,115 @@
+"""Parts of the LTX blocks and connectors: norm, modulation, rotation, attention, feed-forward.
+
+B batch, T tokens, L rows of a context, D width of a stream, H heads, d head width, I = H * d.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.kernels.attention.base import Attend
+from runtime.ltx.forms import Form
+from runtime.ltx.packing import Rotation
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis, no weight; fp32 inside, rounded once."""
+    mean_square = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    return (x * torch.rsqrt(mean_square + eps)).to(x.dtype)
+
+
+def modulated(x_BTD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """x * (1 + scale) + shift."""
+    return x_BTD * (1 + scale) + shift
+
+
+def gated_sum(x_BTD: Tensor, out_BTD: Tensor, gate: Tensor, form: Form) -> Tensor:
+    """x + out * gate."""
+    if form.fused_sums:
+        return torch.addcmul(x_BTD, out_BTD, gate)
+    return x_BTD + out_BTD * gate
+
+
+def rotated(x_BHTd: Tensor, rotation: Rotation, form: Form) -> Tensor:
+    """Halves (a, b) of each head to (a cos - b sin, b cos + a sin), in the tables' dtype."""
+    cos, sin = rotation.cos_BHTr, rotation.sin_BHTr
+    a, b = x_BHTd.to(cos.dtype).chunk(2, dim=-1)
+    if form.fused_rotation:
+        first = torch.addcmul(a * cos, sin, b, value=-1)
+        second = torch.addcmul(b * cos, sin, a)
+    else:
+        first, second = a * cos - b * sin, b * cos + a * sin
+    return torch.cat([first, second], dim=-1).to(x_BHTd.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of x to a context, or to itself: q/k norm over all heads, rotation, head gates."""
+
+    def __init__(
+        self,
+        width: int,
+        context: int,
+        heads: int,
+        head_dim: int,
+        *,
+        norm_eps: float,
+        attend: Attend,
+        form: Form,
+    ) -> None:
+        super().__init__()
+        inner, eps = heads * head_dim, form.eps(norm_eps)
+        self.heads, self.attend, self.form = heads, attend, form
+        self.to_q = nn.Linear(width, inner)
+        self.to_k = nn.Linear(context, inner)
+        self.to_v = nn.Linear(context, inner)
+        self.q_norm = nn.RMSNorm(inner, eps=eps)
+        self.k_norm = nn.RMSNorm(inner, eps=eps)
+        self.to_gate_logits = nn.Linear(width, heads)
+        self.to_out = nn.ModuleList([nn.Linear(inner, width)])
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        context_BLD: Tensor,
+        rope: Rotation | None = None,
+        context_rope: Rotation | None = None,
+    ) -> Tensor:
+        """[B, T, D]; the gate sees x as the queries do. No rope: no rotation (text)."""
+        gate_BTH = 2.0 * torch.sigmoid(self.to_gate_logits(x_BTD))
+        q = self._by_head(self.q_norm(self.to_q(x_BTD)))
+        k = self._by_head(self.k_norm(self.to_k(context_BLD)))
+        v = self._by_head(self.to_v(context_BLD))
+        if rope is not None:
+            q = rotated(q, rope, self.form)
+            k = rotated(k, rope if context_rope is None else context_rope, self.form)
+        out_BTI = self.attend(q, k, v)
+        gated = out_BTI.unflatten(2, (self.heads, -1)) * gate_BTH.unsqueeze(-1)
+        return self.to_out[0](gated.flatten(2))
+
+    def _by_head(self, x_BTI: Tensor) -> Tensor:
+        return x_BTI.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class GELU(nn.Module):
+    """A projection and GELU (tanh)."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, inner, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.proj(x), approximate="tanh")
+
+
+class FeedForward(nn.Module):
+    """Two linears with GELU between; `net` has the checkpoint's numbers."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
+        super().__init__()
+        out = nn.Linear(inner, width, bias=bias)
+        self.net = nn.ModuleDict({"0": GELU(width, inner, bias=bias), "2": out})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net["2"](self.net["0"](x))
