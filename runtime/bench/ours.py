@@ -101,7 +101,7 @@ class PlanSubject:
             yield Path(made)
 
     def _turn(self, setup: Setup, ranges: Ranges, out: Path) -> Turn:
-        clock = StageClock(self._device, ranges=ranges)
+        clock = StageClock(self._device, rank=self._pipeline.team.rank, ranges=ranges)
         if self._pipeline.meter is not None:
             self._pipeline.meter.ranges = ranges
         began = time.perf_counter()
@@ -110,7 +110,8 @@ class PlanSubject:
                 self._given_conditioning(setup, clock)
             else:
                 self._whole_request(setup, clock, out)
-        times = clock.times()  # waits for the device
+        heard = clock.times()  # waits for the device
+        times = tuple(one for one in heard if one.rank == clock.rank)
         seconds = time.perf_counter() - began
         allocated = clock.peak_bytes() if self._device.type == "cuda" else peak_of_process()
         return turn_of(times, seconds, allocated, peak_reserved_bytes(self._device))

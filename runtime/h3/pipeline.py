@@ -42,12 +42,13 @@ from runtime.h3.load import DTYPES, attention_options, load_denoiser
 from runtime.h3.packing import TargetShape, target_of
 from runtime.h3.preview import Previews
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
+from runtime.h3.rows import check_rows
 from runtime.h3.schedule import sigmas_for
 from runtime.h3.sizes import SAMPLE_RATE
 from runtime.h3.text import TextEncoder
 from runtime.h3.text_streamed import encoder_of
 from runtime.h3.tokenizer import Tokenizer
-from runtime.h3.video_ranks import Conductor
+from runtime.h3.video_ranks import Conductor, tell_times
 from runtime.h3.video_vae import load_vae_attention, load_video_vae
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import elementwise_backend
@@ -274,7 +275,7 @@ class Pipeline:
         if self.team.rank:
             self._help_decode(latents, job)
             return 0
-        with torch.inference_mode(), self._conducting() as conductor:
+        with torch.inference_mode(), self._conducting(job) as conductor:
             frames = self._frames(latents.video, job, conductor, as_bytes=True)
             count = sum(len(chunk) for chunk in frames)
             self._wave(latents.audio, job)
@@ -302,12 +303,15 @@ class Pipeline:
         return self._result(None, out / "latents.safetensors", out, job)
 
     def _help_decode(self, latents: Latents, job: _Job) -> None:
-        with job.clock.stage(VIDEO_VAE_DECODE):
-            self.video_vae.help_decode(latents.video, self.team)
+        def timed() -> AbstractContextManager[None]:
+            return job.clock.stage(VIDEO_VAE_DECODE)
 
-    def _conducting(self) -> AbstractContextManager[Conductor | None]:
+        self.video_vae.help_decode(latents.video, self.team, timed)
+        tell_times(self.team, job.clock)
+
+    def _conducting(self, job: _Job) -> AbstractContextManager[Conductor | None]:
         """Rank 0 decodes with the others inside."""
-        return Conductor(self.team) if self.team.ranks > 1 else nullcontext()
+        return Conductor(self.team, job.clock) if self.team.ranks > 1 else nullcontext()
 
     def _tell_peaks(self, job: _Job) -> None:
         """A note on the memory of every rank so far; all have come to the same point."""
@@ -383,6 +387,13 @@ class Pipeline:
             audio_vae_identity=str(files.audio_vae),
         )
 
+        sides = [inputs]
+        if guided(request.cfg):
+            references = request.negative_references
+            sides.append(negative_inputs(inputs, request.negative_prompt, references=references))
+        attention, parts = attention_backend(plan.attention), self.mesh.rows.size
+        check_rows(sides, target_of(request), self.tokenizer, attention, parts)
+
         def stage(name: str) -> AbstractContextManager[None]:
             job.progress(name, 0, 1)
             return job.clock.stage(name)
@@ -392,13 +403,8 @@ class Pipeline:
                 side, encoders, self.cache, stage=stage, cancelled=job.cancelled
             )
 
-        positive = build(inputs)
-        if not guided(request.cfg):
-            return positive, None
-        other = negative_inputs(
-            inputs, request.negative_prompt, references=request.negative_references
-        )
-        return positive, build(other)
+        positive, *negative = (build(side) for side in sides)
+        return positive, negative[0] if negative else None
 
     def _sample(
         self,
@@ -478,7 +484,7 @@ class Pipeline:
             record = {"request": _plain(request), **self._record(), "notes": job.notes}
             self._write_mp4(latents, path, record, job)
             return path
-        with job.clock.stage(MUX, exclusive=True), self._conducting() as conductor:
+        with job.clock.stage(MUX, exclusive=True), self._conducting(job) as conductor:
             frames = self._frames(latents.video, job, conductor, as_bytes=False)
             write_frames(out / "frames", frames)
         wave = self._wave(latents.audio, job)
@@ -492,7 +498,7 @@ class Pipeline:
     ) -> None:
         from runtime.media.mp4 import Mp4Options, write_mp4  # PyAV: see _load_reference
 
-        with job.clock.stage(MUX, exclusive=True), self._conducting() as conductor:
+        with job.clock.stage(MUX, exclusive=True), self._conducting(job) as conductor:
             written = write_mp4(
                 path,
                 self._frames(latents.video, job, conductor, as_bytes=True),

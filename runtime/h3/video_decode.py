@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.cancel import Cancelled
-from runtime.h3.video_ranks import Conductor, help_out
+from runtime.h3.video_ranks import Conductor, Timed, help_out
 from runtime.h3.video_tiles import (
     CLIP_TOKENS,
     OVERLAP_TOKENS,
@@ -102,9 +102,9 @@ class RawClips:
             for columns in _slices(self._columns)
         ]
 
-    def help_out(self, team: Team) -> None:
+    def help_out(self, team: Team, timed: Timed) -> None:
         """As another rank than 0: decodes its share of the batches for rank 0, which joins them."""
-        help_out(team, len(self._batches), self._batch)
+        help_out(team, len(self._batches), self._batch, timed)
 
     def _tiles(self) -> Iterator[Tensor]:
         if self._conductor is None:

@@ -6,28 +6,34 @@ The batches are those of one rank alone, so each tile comes from the same call: 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from torch import Tensor
 
+from runtime.clock import StageClock
 from runtime.team import Team
 
 Decode = Callable[[int], Tensor]  # the number of a batch -> raw tiles [B,3,F,H,W]
+Timed = Callable[[], AbstractContextManager[None]]
 
 
 class Conductor:
     """Rank 0: it announces each round, in which every rank decodes one batch.
 
-    Used as a context: at its end, whatever ended it, the other ranks are sent home.
+    Used as a context: at its end, whatever ended it, the other ranks are sent home, and the clock
+    hears what each of them measured of the request.
     """
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, team: Team, clock: StageClock) -> None:
+        self._team, self._clock = team, clock
 
     def __enter__(self) -> Conductor:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._team.share(lambda: -1)
+        for times in self._team.collect(()):
+            self._clock.hear(times)
 
     def batches(self, sizes: list[int], decode: Decode) -> Iterator[Tensor]:
         """Raw tiles of every batch in order; sizes: tiles of each."""
@@ -48,8 +54,17 @@ class Conductor:
         self._team.share(lambda: first)
 
 
-def help_out(team: Team, count: int, decode: Decode) -> None:
-    """Another rank: it decodes its batch of each round until rank 0 ends it."""
+def help_out(team: Team, count: int, decode: Decode, timed: Timed) -> None:
+    """Another rank: it decodes its batch of each round until rank 0 ends it.
+
+    timed: encloses each batch, as waiting for rank 0 is no decoding.
+    """
     while (first := team.share(lambda: -1)) >= 0:
         if first + team.rank < count:
-            team.send(decode(first + team.rank))
+            with timed():
+                team.send(decode(first + team.rank))
+
+
+def tell_times(team: Team, clock: StageClock) -> None:
+    """Another rank, once it was sent home: rank 0's Conductor hears its stages."""
+    team.collect(clock.times())

@@ -25,7 +25,7 @@ from runtime.h3.video_decode import (
 )
 from runtime.h3.video_decoder import HEAD_WIDTH, VideoDecoder, joined
 from runtime.h3.video_encoder import SPACE_STRIDES, VideoEncoder
-from runtime.h3.video_ranks import Conductor
+from runtime.h3.video_ranks import Conductor, Timed
 from runtime.h3.video_tiles import (
     CLIP_FRAMES,
     DROPPED_TOKENS,
@@ -188,11 +188,11 @@ class VideoVAE(nn.Module):
         return self._decode_chunks(latent, watch, split if tiling else whole, as_bytes, conductor)
 
     @torch.no_grad()
-    def help_decode(self, latent: Tensor, team: Team) -> None:
-        """This rank's share of rank 0's `decode_stream` of the same latent."""
+    def help_decode(self, latent: Tensor, team: Team, timed: Timed) -> None:
+        """This rank's share of rank 0's `decode_stream` of the same latent; timed: each batch."""
         self._check_latent(latent)
         watch = Watch(cancelled=never, on_tile=unreported, on_tap=None)
-        self._clips(latent, watch, split, None).help_out(team)
+        self._clips(latent, watch, split, None).help_out(team, timed)
 
     @torch.no_grad()
     def _decode_chunks(

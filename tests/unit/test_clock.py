@@ -34,6 +34,16 @@ def test_a_start_counts_from_the_request_s_begin_on_one_axis() -> None:
     assert step.start + step.seconds <= mux.start <= whole.start + whole.seconds
 
 
+def test_what_other_ranks_measured_is_told_with_their_numbers() -> None:
+    first, second = StageClock(), StageClock(rank=1)
+    for clock in (first, second):
+        with clock.stage(DENOISE, step=0):
+            pass
+    first.hear(second.times())
+    assert [(s.stage, s.rank) for s in first.drain()] == [(DENOISE, 1), (DENOISE, 0)]
+    assert first.drain() == [] and len(first.times()) == 2
+
+
 def test_on_the_cpu_no_device_memory_is_measured() -> None:
     clock = StageClock()
     with clock.stage(MUX):

@@ -26,6 +26,7 @@ from runtime.h3 import pipeline as module
 from runtime.h3.pipeline import Pipeline, load
 from runtime.h3.preview import rgb_frames
 from runtime.h3.text import TextEncoder
+from runtime.kernels.attention import sage1
 from runtime.kernels.unavailable import Unavailable
 from runtime.media.files import DiskFullError
 from runtime.media.mp4 import read_run_metadata
@@ -285,6 +286,16 @@ def test_each_step_is_shown_and_nothing_is_left_half_written(
     assert np.array_equal(last, rgb_frames(ran.latents()["video"])[0])
     assert not list(ran.out.glob("*.part"))
     assert not (Ran(pipeline, request(), tmp_path / "2").out / "preview.webp").exists()
+
+
+def test_rows_that_the_attention_refuses_are_refused_before_anything_is_encoded(
+    pipeline: Pipeline, tmp_path: Path, picture: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(pipeline, monkeypatch)
+    monkeypatch.setattr(module, "attention_backend", lambda name: sage1.BACKEND)
+    with pytest.raises(Unavailable, match="rows are no multiple of 64"):
+        Ran(pipeline, request("never encoded", references=(picture,)), tmp_path / "run")
+    assert (counted.text, counted.frames) == (0, 0)
 
 
 def test_a_cancelled_request_stops_between_steps(pipeline: Pipeline, tmp_path: Path) -> None:

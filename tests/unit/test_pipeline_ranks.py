@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from runtime.engine import Engine
-from runtime.messages import Failure, Note, Progress, Ready, Ref2VARequest, Result
+from runtime.messages import Failure, Note, Progress, Ready, Ref2VARequest, Result, StageTime
 from tests.denoiser_parts import demo_plan
 
 
@@ -59,6 +59,23 @@ def test_ranks_write_what_one_process_writes(
     assert found.keys() == single.keys()
     for name, want in single.items():
         assert float((found[name] - want).norm() / want.norm()) <= 1e-6, name
+
+
+def test_each_rank_tells_its_steps_and_its_tiles(ranks: Engine, tmp_path: Path) -> None:
+    *events, last = ranks.generate(request(steps=2), out=tmp_path, media=False, preview=False)
+    assert isinstance(last, Result), last
+    count = len(ranks.pids)
+    for rank in range(count):
+        steps = [s for s in last.stages if s.rank == rank and s.stage == "denoise"]
+        assert [s.step for s in steps] == [0, 1] and min(s.seconds for s in steps) > 0
+        attention = [s for s in last.stages if s.rank == rank and s.stage == "attention"]
+        assert len(attention) == 2
+    decoding = {s.rank for s in last.stages if s.stage == "video VAE decode"}
+    assert {0, 1} <= decoding
+    assert [s.rank for s in last.stages if s.stage == "end to end"] == [0]
+    # told as events too, each once: the page and the record of a run that failed have them
+    told = [e for e in events if isinstance(e, StageTime)]
+    assert len(told) == len(set(told)) and {e.rank for e in told} == set(range(count))
 
 
 def test_a_latents_file_is_decoded_to_the_same_bits(

@@ -38,6 +38,10 @@ class AttentionOptions:
     rows: PackedRows = field(default_factory=PackedRows)
 
 
+def any_rows(rows: int) -> None:
+    """It takes any number of rows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBackend:
     """One file of this folder. `load` raises Unavailable with the reason."""
@@ -49,6 +53,8 @@ class AttentionBackend:
     requirement: str = "any device"  # in words, for a person who chooses
     package: str = "torch"  # whose version it depends on
     rows_multiple: int = 1  # it refuses other numbers of rows
+    # Unavailable for a number of rows that its calls would refuse: before anything is encoded
+    check_rows: Callable[[int], None] = any_rows
     head_dims: tuple[int, ...] = ()  # it refuses others; (): it takes any
     # It is no slower on a V that is a view of the fused QKV: the denoiser then copies none, unless
     # the view's offsets pass 32 bits (own_v.py)

@@ -53,7 +53,11 @@ def _reference(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
 
 def _check(q_BHSd: Tensor) -> None:
     check(NAME, q_BHSd, HEAD_DIMS)
-    rows = q_BHSd.shape[2]
+    check_rows(q_BHSd.shape[2])
+
+
+def check_rows(rows: int) -> None:
+    """Unavailable unless they fill whole tiles of keys."""
     if over := rows % ROWS_MULTIPLE:
         raise Unavailable(
             NAME,
@@ -106,6 +110,7 @@ BACKEND = AttentionBackend(
     ),
     package="sageattention",
     rows_multiple=ROWS_MULTIPLE,
+    check_rows=check_rows,
     head_dims=HEAD_DIMS,
     dtypes=DTYPES,
 )

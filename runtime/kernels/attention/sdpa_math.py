@@ -41,6 +41,11 @@ def _attend(q_BHSd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> Tensor:
     return torch.cat(out, dim=2).flatten(2)
 
 
+def check_rows(rows: int) -> None:
+    """Unavailable for more than MOST_ROWS."""
+    heads_at_once(rows)
+
+
 def load(device: torch.device, options: AttentionOptions) -> Attend:
     """Any device."""
     del device, options
@@ -54,5 +59,9 @@ def route(device: torch.device, options: AttentionOptions) -> str:
 
 
 BACKEND = AttentionBackend(
-    name=NAME, load=load, route=route, requirement=f"any device, at most {MOST_ROWS} rows"
+    name=NAME,
+    load=load,
+    route=route,
+    requirement=f"any device, at most {MOST_ROWS} rows",
+    check_rows=check_rows,
 )
