@@ -18,6 +18,7 @@ from runtime.h3.linears import choose as choose_linears
 from runtime.h3.linears import hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.h3.offload import lender, offloaded_names
+from runtime.h3.overlap import in_turns, overlaps
 from runtime.h3.parallelize import share_amax, share_rows, share_weights
 from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
 from runtime.kernels.attention.own_v import with_own_v
@@ -82,7 +83,16 @@ def load_denoiser(
         return dtype_of(f"{layer}.weight", compute)
 
     cut = mesh.weights.size > 1
-    chosen = choose_linears(model, checkpoint.layers, plan, device, dtype_of_layer, cut=cut)
+    chosen = choose_linears(
+        model,
+        checkpoint.layers,
+        plan,
+        device,
+        dtype_of_layer,
+        cut=cut or overlaps(plan, mesh),
+    )
+    if overlaps(plan, mesh):
+        chosen = in_turns(model, checkpoint.layers, plan, chosen, mesh)
     if cut:
         chosen = share_weights(model, checkpoint.layers, plan, chosen, mesh, meter)
     if plan.memory == "low":

@@ -18,6 +18,7 @@ from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
 from runtime.h3.linears import Linears, named, narrow_layers
 from runtime.h3.model import Block, H3Model, PackedInputs, RowSpan, StepRows
 from runtime.h3.modulation import Tables
+from runtime.h3.overlap import QKVTurns, overlap
 from runtime.kernels.linear import linear_backend
 from runtime.kernels.linear.packed import AmaxLinear
 from runtime.kernels.unavailable import Unavailable
@@ -113,7 +114,9 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     model.finish = own.finish  # type: ignore[assignment,method-assign]
     for block in model.blocks:
         assert isinstance(block, Block)
-        block.attn.attend = Ulysses(block.attn.attend, mesh.rows, shared, wait)
+        ulysses = Ulysses(block.attn.attend, mesh.rows, shared, wait)
+        block.attn.attend = ulysses
+        overlap(block.attn, ulysses)
 
 
 def share_weights(
@@ -189,6 +192,9 @@ def share_amax(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     for module in model.blocks.modules():  # the refiner has all its rows on every rank
         if isinstance(module, AmaxLinear):
             module.share_amax = share
+    for module in model.blocks.modules():
+        if isinstance(module, QKVTurns):
+            module.share_amax(share)
 
 
 def _within(own: slice, start: int, stop: int) -> tuple[int, int]:

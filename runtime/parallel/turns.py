@@ -54,9 +54,13 @@ def turns(num_heads: int, ranks: int, most: int) -> list[Turn]:
 
 def alone(turn: Turn) -> Turn:
     """The runs of a buffer that has the heads of this turn and no others, in the same order."""
-    found, first = [], 0
+    found: list[Run] = []
+    first = 0
     for run in turn:
-        found.append(Run(first, run.ranks, run.each, 0, run.each))
+        if found and found[-1].each == run.each:  # they no longer differ
+            found[-1] = found[-1]._replace(ranks=found[-1].ranks + run.ranks)
+        else:
+            found.append(Run(first, run.ranks, run.each, 0, run.each))
         first += run.ranks * run.each
     return tuple(found)
 
