@@ -10,7 +10,7 @@ SINGLE = "single"
 LAYOUTS = (
     SINGLE,
     *(f"U{n}" for n in range(2, 9)),
-    *("TP2", "TP4", "TP8", "TP2xU2", "TP2xU3", "TP2xU4", "TP4xU2"),
+    *("TP2", "TP3", "TP4", "TP6", "TP8", "TP2xU2", "TP2xU3", "TP2xU4", "TP4xU2"),
     *("CFG2", "CFG2xU2", "CFG2xU3", "CFG2xU4", "CFG2xTP2", "CFG2xTP4", "CFG2xTP2xU2"),
 )
 _NAME = re.compile(r"(?:CFG(\d+))?x?(?:TP(\d+))?x?(?:U(\d+))?")
