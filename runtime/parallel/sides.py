@@ -9,7 +9,7 @@ shorter one waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -32,7 +32,8 @@ class Sides:
         """Those of a layout; `meter` measures how long they wait."""
         if meter is None:
             return cls(mesh.sides)
-        return cls(mesh.sides, meter.wrap(COMMUNICATION, Exchange.wait))
+        group = replace(mesh.sides, timed=meter.transfer)
+        return cls(group, meter.wrap(COMMUNICATION, Exchange.wait))
 
     @property
     def shared(self) -> bool:
