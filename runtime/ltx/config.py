@@ -53,6 +53,8 @@ _FIXED: Mapping[str, Any] = {
     "connector_norm_output": True,
     "_class_name": CLASS_NAME,
 }
+# The published key list may lack these (12.3); every program has the same default
+_DEFAULTS: Mapping[str, Any] = {"audio_ff_bias": True, "audio_in_channels": 128}
 # Tensors show these, or they belong to the text side; the published key list is not certain (12.3)
 _MAY_LACK = frozenset(
     {
@@ -134,10 +136,7 @@ class LTXConfig:
         table = _table(metadata)
         for name, value in _FIXED.items():
             _check_fixed(table, name, value)
-        given = dict(table)
-        given.setdefault("audio_ff_bias", True)
-        # Other programs take 128 for it, which is also what the published file puts out.
-        given.setdefault("audio_in_channels", given.get("audio_out_channels"))
+        given = {**_DEFAULTS, **table}
         kinds = {field.name: str(field.type) for field in fields(cls)}
         config = cls(**{name: _value(given, name, kind) for name, kind in kinds.items()})
         config._check_widths()
