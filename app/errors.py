@@ -27,6 +27,12 @@ class WrongState(Refused):
     status = 409
 
 
+class Unacknowledged(Refused):
+    """A licence has to be acknowledged before this runs."""
+
+    status = 428
+
+
 class TooLarge(Refused):
     """More bytes than are taken."""
 

@@ -7,7 +7,7 @@ the request itself (runtime/messages.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,16 @@ def of_request(request: Request) -> Family:
 def of_plan(plan: Plan) -> Family:
     """The family that the plan runs; one that a caller registered itself takes H3's requests."""
     return _FAMILIES.get(plan.family, H3)
+
+
+def check_choices(family: Family, names: Iterable[str]) -> None:
+    """ValueError unless a request of the family has all these fields."""
+    unknown = [name for name in names if name not in family.choices]
+    if unknown:
+        raise ValueError(
+            f"{' and '.join(unknown)} cannot be given for {family.title}; a request of family "
+            f"{family.name} has {', '.join(family.choices)}"
+        )
 
 
 def check_pair(request: Request, plan: Plan) -> None:

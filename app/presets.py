@@ -72,7 +72,9 @@ def load_any_request(path: Path, *, id: str, changes: Mapping[str, Any] | None =
     values = _values(path, table, family.request, skip=("id", "family", "references"))
     if references is not None:
         values["references"] = tuple(_reference(path, entry) for entry in references)
-    values |= changes or {}
+    changes = changes or {}
+    families.check_choices(family, changes)
+    values |= changes
     values.setdefault("prompt", "")
     request: Request = family.request(id=id, **values)
     return request

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from app import records
+from app import licences, records
 from app.announcer import Announcer, Publisher
 from app.history import History, times_of
 from app.jobs import Job, JobStore, State
@@ -103,6 +103,12 @@ class Runner:
 
     def load(self, plan: Plan, job: Job | None = None) -> bool:
         """An engine with this plan, for a job; the reason why there is none is in `status`."""
+        try:
+            licences.check(plan, self._root)
+        except (ValueError, OSError) as error:
+            self.unload()
+            self._tell(EngineStatus(state="failed", plan=plan, reason=str(error)))
+            return False
         if self._engine is not None:
             self._engine.close()
         engine = Engine(plan, families=self._families)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app import media, preflight, recovery, runs
+from app import licences, media, preflight, recovery, runs
 from app.announcer import Announcer, Publisher, Shape
 from app.errors import TooMany, WrongState
 from app.feeder import Feeder, ParityRun
@@ -206,6 +206,7 @@ class Session:
                     f"{len(text):,}; shorten it"
                 )
         preflight.check(request, plan, self._root, probe=media.facts)
+        licences.check(plan, self._root)
 
     def _add(self, owner: str, *jobs: Job) -> tuple[Job, ...]:
         with self._adding:  # two clients may not both take the last place

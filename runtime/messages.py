@@ -35,7 +35,7 @@ LTX_FRAMES = (9, 1201)  # 8k + 1
 LTX_FPS = (8, 60)
 LTX_STAGE_STEPS = (8, 3)  # of the distilled recipe (ltx25.md 4): half size, then full size
 # A plan of the one family leaves the other's fields at their defaults.
-LTX_ATTENTION = ("sdpa", "sage2")
+LTX_ATTENTION = ("sdpa", "sdpa_math", "sdpa_cudnn", "sage2")
 LTX_TEXT_ENCODER = ("resident", "stream")
 LTX_VAE_DTYPES = ("bf16", "fp32")
 LTX_ONLY = ("v2a_source", "ltx_rope_seconds", "ltx_tables", "ltx_nvfp4_order")
@@ -43,8 +43,8 @@ LTX_ONLY = ("v2a_source", "ltx_rope_seconds", "ltx_tables", "ltx_nvfp4_order")
 LTX_NVFP4_ORDERS = ("high_tiled", "high_linear", "low_tiled", "low_linear")
 LTX_LEAVES = (
     *("layout", "vae_attention", "kj_mode", "sol_tau", "sol_sinks", "memory", "dense", "fp8"),
-    *("int8", "amax", "overlap", "elementwise", "island_rounding", "vae_blend", "vae_tiles"),
-    *("adaln", "graphs", "cache", "cache_threshold", "cache_warmup", "cache_max_run"),
+    *("int8", "amax", "overlap", "gather", "elementwise", "island_rounding", "vae_blend"),
+    *("vae_tiles", "adaln", "graphs", "cache", "cache_threshold", "cache_warmup", "cache_max_run"),
 )
 
 ReferenceKind = Literal["image", "video", "audio"]
@@ -241,7 +241,7 @@ class Plan:
     models: ModelFiles
     family: str = "h3"  # one of runtime.families; what it has no use for keeps its default
     device: str = "cuda"  # cuda | cpu
-    layout: str = "single"  # or U4, TP2, TP2xU2 ...: ranks, each on a GPU of its own
+    layout: str = "single"  # or U4, TP2xU2, CFG2xU2 ...: ranks, each on a GPU of its own
     dtype: str = "bf16"  # DiT compute: bf16 | fp32
     attention: str = "sdpa"  # of the denoiser, a name of runtime/kernels/attention
     vae_attention: str = "sdpa"  # of the video VAE, a name of the same list
@@ -259,6 +259,9 @@ class Plan:
     # of ranks that share rows: each part of Q, K, V travels while the next is projected: the same
     # sums, which a GPU may take in another order
     overlap: str = "off"  # off | qkv
+    # heads: ranks that share rows send Q, K, V of each other's heads; packed_nvfp4: all send the
+    # packed NVFP4 rows that QKV is made of, 9/16 byte a value, where links are slow
+    gather: str = "heads"
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
     # step, kitchen rounds the rotation once
@@ -294,6 +297,7 @@ class Plan:
             "dense": ("dense", *FP8_BACKENDS),
             "amax": ("shared", "local"),
             "overlap": ("off", "qkv"),
+            "gather": ("heads", "packed_nvfp4"),
             "weights": ("packed", "cached"),
             "elementwise": ("eager", "kitchen", "triton"),
             "kj_mode": KJ_MODES,
@@ -374,9 +378,12 @@ class Plan:
                 f"plan field overlap must be off with memory low, got {self.overlap!r}: attention "
                 f"runs in groups of heads there, after all of them were projected"
             )
-        if Layout.parse(self.layout).ranks == 1:
+        layout = Layout.parse(self.layout)
+        if layout.ranks == 1:
             return
-        if self.cache != "off":
+        if self.gather == "packed_nvfp4" and layout.ulysses > 1:
+            self._check_gather()
+        if self.cache != "off" and layout.of_a_side > 1:
             raise ValueError(
                 f"plan field cache must be off with layout {self.layout}, got {self.cache!r}: "
                 f"ranks that measure their own rows would skip different steps"
@@ -386,6 +393,21 @@ class Plan:
                 f"plan field graphs must be false with layout {self.layout}: exchanges between "
                 f"ranks are not recorded"
             )
+
+    def _check_gather(self) -> None:
+        needed = {
+            "nvfp4": ("nvfp4_native", "it alone multiplies rows that come packed"),
+            "amax": ("shared", "rows that are packed by each rank have the scale of all"),
+            "overlap": ("off", "neither Q, K nor V travels"),
+            "memory": ("plain", "its groups of heads would travel apart"),
+        }
+        for field, (value, why) in needed.items():
+            got = getattr(self, field)
+            if got != value:
+                raise ValueError(
+                    f"plan field {field} must be {value} with gather packed_nvfp4 and layout "
+                    f"{self.layout}, got {got!r}: {why}"
+                )
 
     def _check_graphs(self) -> None:
         if not self.graphs:

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from app import preflight, presets
+from app import licences, preflight, presets, runs
 from app.cli import watch
 from app.cli.progress import Bar
 from runtime.engine import Engine
@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     plan = presets.load_plan(_plan_file(args.plan, latents))
     preflight.check_pyav()
     preflight.check_models(plan)
+    licences.check(plan, runs.FOLDER)
     bar = Bar()
     last: Result | Failure
     with Engine(plan) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import sys
 from collections.abc import Sequence
@@ -10,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app import preflight, presets, runs
+from app import families, licences, preflight, presets, runs
 from app.cli import watch
 from app.cli.progress import Bar
 from app.jobs import State
 from app.runs import Run
 from app.timing import seconds_by_stage, stage_rows, table
 from runtime.engine import Engine
-from runtime.messages import Failure, Plan, Ready, Ref2VARequest, Reference, Result
+from runtime.messages import Failure, Plan, Ready, Reference, Request, Result
 
-_NUMBERS = ("seed", "steps", "frames", "width", "height")
+_NUMBERS = ("seed", "steps", "frames", "fps", "width", "height")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="leaves out the sound of the --ref-video before it",
     )
+    parser.add_argument("--image", metavar="FILE", help="first frame, of a plan of family ltx")
     for number in _NUMBERS:
         parser.add_argument(f"--{number}", type=int)
     parser.add_argument("--out", help="the run's folder (default: a new one in runs/)")
@@ -61,16 +63,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no mp4: latents, float frames and the wave (needs no PyAV)",
     )
+    parser.add_argument(
+        "--acknowledge-licence",
+        metavar="ID",
+        help="once, when you have read the licence of the plan's weights: ltx-2.x",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Checks, loads, generates; exit status 0 ok, 1 failed, 2 bad input, 130 cancelled."""
     plan = presets.load_plan(presets.find("plans", args.plan))
-    request = _request(args)
+    request = _request(args, families.of_plan(plan))
     if args.out == "":  # an unset shell variable; as a path it would mean the folder one is in
         raise ValueError("--out must be a folder, got ''; give its path or leave --out away")
     folder = presets.user_path(args.out or runs.FOLDER / request.id).absolute()
     preflight.check(request, plan, folder, media=not args.no_media)
+    _acknowledge(args.acknowledge_licence, plan)
     record = Run(folder, request, plan)
     try:
         return _generate(request, plan, record, media=not args.no_media)
@@ -80,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         return watch.FAILED
 
 
-def _generate(request: Ref2VARequest, plan: Plan, record: Run, *, media: bool) -> int:
+def _generate(request: Request, plan: Plan, record: Run, *, media: bool) -> int:
     bar, folder = Bar(), record.folder
     with Engine(plan) as engine:
         ready = watch.load(engine, bar)
@@ -139,7 +147,22 @@ class _ChangeVideo(argparse.Action):
             namespace.references[-1].soundtrack = str(values)
 
 
-def _request(args: argparse.Namespace) -> Ref2VARequest:
+def _acknowledge(id: str | None, plan: Plan) -> None:
+    """Asks for what the plan's weights need, or keeps it; the terms are shown either way."""
+    needed = licences.missing(plan, runs.FOLDER)
+    if id is not None and not needed:
+        print(f"note: plan {plan.name} needs no acknowledgement (any more)", file=sys.stderr)
+    elif needed:
+        licence = licences.of_plan(plan)
+        assert licence is not None, "only a licence can be missing"
+        print("\n".join((f"{licence.name}, {licence.date}", *licence.terms)), file=sys.stderr)
+        if id is None:
+            raise ValueError(needed)
+        licences.acknowledge(id, plan, runs.FOLDER, by=getpass.getuser())
+
+
+def _request(args: argparse.Namespace, family: families.Family) -> Request:
+    """Of the file's family; without a file, of the plan's."""
     changes: dict[str, Any] = {
         name: getattr(args, name)
         for name in ("prompt", *_NUMBERS)
@@ -147,15 +170,19 @@ def _request(args: argparse.Namespace) -> Ref2VARequest:
     }
     if args.references:
         changes["references"] = tuple(_reference(given) for given in args.references)
+    if args.image is not None:
+        changes["image"] = _local(args.image)
     if args.request is None and args.prompt is None:
         raise ValueError(
             "nothing says what to generate; give --request (a name in presets/requests or a TOML "
             'file) or --prompt "..."'
         )
     if args.request is None:
-        return Ref2VARequest(id=runs.new_id(), **({"prompt": ""} | changes))
+        families.check_choices(family, changes)
+        request: Request = family.request(id=runs.new_id(), **({"prompt": ""} | changes))
+        return request
     path = presets.find("requests", args.request)
-    return presets.load_request(path, id=runs.new_id(), changes=changes)
+    return presets.load_any_request(path, id=runs.new_id(), changes=changes)
 
 
 def _reference(given: _Given) -> Reference:
@@ -188,7 +215,7 @@ def _table(result: Result, ready: Ready) -> str:
 
 
 def _summary(
-    request: Ref2VARequest, plan: Plan, folder: Path, last: Result | Failure, state: State
+    request: Request, plan: Plan, folder: Path, last: Result | Failure, state: State
 ) -> dict[str, Any]:
     """The last line of stdout, for programs."""
     summary: dict[str, Any] = {"id": request.id, "state": state, "plan": plan.name}

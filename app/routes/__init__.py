@@ -7,6 +7,7 @@ ROUTES = (
     "doctor",
     "events",
     "jobs",
+    "licences",
     "measurements",
     "media",
     "parity",

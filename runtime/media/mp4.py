@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any
 
 import av
@@ -33,6 +34,7 @@ from runtime.media.files import atomic_file
 AUDIO_RATES = (32_000, 48_000)
 RUN_KEY = "h3_run"
 WAITING_CHUNKS = 2  # for the encoder
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
 _OPTIONS = {
     "movflags": "+faststart+use_metadata_tags",  # arbitrary keys survive only with the second
     "max_interleave_delta": "0",  # sound comes whole: packets wait for the pictures in memory
@@ -85,6 +87,8 @@ def write_mp4(
     metadata: Mapping[str, Any],
     options: Mp4Options,
     check_cancel: Callable[[], None] = keep_going,
+    *,
+    tags: Mapping[str, str] = _NO_TAGS,
 ) -> WrittenMp4:
     """Encodes chunks of frames as they come and writes `path` atomically.
 
@@ -93,6 +97,7 @@ def write_mp4(
     yielded WAITING_CHUNKS are alive, and only encoded packets are kept. wave: float32 [2,L] at
     options.sample_rate, or a function called for it after the first chunk; it must end within one
     frame of the pictures. metadata: a JSON object, stored under "h3_run" and "comment".
+    tags: more of the file's tags, and a "comment" of their own in place of the JSON.
     check_cancel is called in this thread, at each chunk and while waiting, and raises to stop;
     then, and on any other failure, no file is left. Raises ValueError for bad input, naming the
     stage of values that are not finite, and DiskFullError.
@@ -103,6 +108,7 @@ def write_mp4(
         with av.open(str(part), "w", format="mp4", options=dict(_OPTIONS)) as container:
             container.metadata[RUN_KEY] = text
             container.metadata["comment"] = text
+            container.metadata.update(tags)
             with Aside("mp4", waiting=WAITING_CHUNKS, check_cancel=check_cancel) as encoder:
                 writer = _Writer(container, options, encoder.stopped, with_sound=wave is not None)
                 for i, chunk in enumerate(frames):
