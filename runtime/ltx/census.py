@@ -131,7 +131,12 @@ def _linears(config: LTXConfig) -> Iterable[str]:
 def _problems(index: Index, wanted: Iterable[TensorSpec]) -> Iterable[str]:
     """Missing, left over, of another shape, of a type that is no weight, without its scale."""
     specs = {spec.name: spec for spec in wanted}
-    packed = {f"{layer}.{suffix}" for layer in index.layers for suffix in index.suffixes(layer)}
+    packed = {
+        f"{layer}.{suffix}"
+        for layer in index.layers
+        for suffix in index.suffixes(layer)
+        if suffix != "bias"  # some linears have none
+    }
     yield from _listed("missing", (name for name in specs if name not in index.tensors))
     extra = (name for name in index.tensors if name not in specs and name not in packed)
     yield from _listed("unexpected", extra)
