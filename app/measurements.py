@@ -11,7 +11,7 @@ from typing import Any
 
 from app import runs
 from app.errors import Missing
-from app.timing import ALL_COMMUNICATION
+from app.sweep import communication
 from runtime.layouts import SINGLE, Layout
 from runtime.media.files import write_json_atomic
 
@@ -160,8 +160,6 @@ def _subjects(subjects: Sequence[Told]) -> list[Told]:
     found = []
     for one in subjects:
         layout = one["plan"].get("layout", SINGLE) if one["subject"] == "plan" else SINGLE
-        exposed = one["parts"].get("communication")
-        step, profile = one["step_seconds"]["median"], one.get("profile")
         figures = {
             **dict.fromkeys(_FIGURES),
             "layout": layout,
@@ -169,13 +167,7 @@ def _subjects(subjects: Sequence[Told]) -> list[Told]:
             "ok": True,
             "reason": "",
             "step_seconds": one["step_seconds"],
-            "exposed_communication_seconds": exposed and exposed["median"],
-            "exposed_communication_share": exposed and exposed["median"] / step,
-            "communication_seconds": (
-                total["median"]
-                if (total := one["parts"].get(ALL_COMMUNICATION))
-                else profile and profile["seconds"].get("communication")
-            ),
+            **communication(one),
             "rank_peak_bytes": one.get("rank_peak_bytes") or [one["peak_allocated_bytes"]],
         }
         found.append({"name": one["name"], **figures, **_measured(one)})

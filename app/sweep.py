@@ -9,6 +9,7 @@ from typing import Any
 
 from app import bench
 from app.children import run_child
+from app.timing import ALL_COMMUNICATION
 from runtime.layouts import LAYOUTS, SINGLE, Layout, check_guidance, guided
 
 _GIB = 1 << 30
@@ -58,8 +59,6 @@ def told(
     ranks = Layout.parse(name).ranks
     step = summary["step_seconds"]["median"]
     one = None if single is None else single["step_seconds"]["median"]
-    exposed = summary["parts"].get("communication")
-    profile = summary.get("profile")
     return {
         "layout": name,
         "ranks": ranks,
@@ -68,12 +67,28 @@ def told(
         "step_seconds": summary["step_seconds"],
         "speedup": None if one is None else one / step,
         "efficiency": None if one is None else one / step / ranks,
-        "exposed_communication_seconds": None if exposed is None else exposed["median"],
-        "exposed_communication_share": None if exposed is None else exposed["median"] / step,
-        "communication_seconds": None if profile is None else profile["seconds"]["communication"],
+        **communication(summary),
         "rank_peak_bytes": summary["rank_peak_bytes"],
         "parity": _parity(latents, name),
         "summary": dict(summary),
+    }
+
+
+def communication(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Seconds and shares of a step: exposed, which computing did not hide, and in all.
+
+    In all: what the ranks measured, else what the profiler saw of the kernels; None for neither.
+    """
+    step, profile = summary["step_seconds"]["median"], summary.get("profile")
+    exposed, whole = (summary["parts"].get(name) for name in ("communication", ALL_COMMUNICATION))
+    waited = None if exposed is None else exposed["median"]
+    seen = None if profile is None else profile["seconds"].get("communication")
+    seconds = seen if whole is None else whole["median"]
+    return {
+        "exposed_communication_seconds": waited,
+        "exposed_communication_share": None if waited is None else waited / step,
+        "communication_seconds": seconds,
+        "communication_share": None if seconds is None else seconds / step,
     }
 
 

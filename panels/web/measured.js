@@ -112,7 +112,7 @@ function table(m) {
   const n = good(m).length ? good(m)[0].step_seconds.n : 0;
   h3.write(q('.ms-note'), (n ? 'Medians of ' + plural(n, 'step') + ', order ' + m.order + '. ' : '')
     + (m.kind === 'sweep' ? 'Speed-up, efficiency and parity (relative L2 of the final latents) are against single. ' : '')
-    + 'Exposed communication is what computing did not hide; total is what the kernels took.');
+    + 'Exposed communication is what computing did not hide; total is all that was under way between ranks.');
 }
 
 function conditions(m) {

@@ -30,6 +30,7 @@ def test_a_sweep_tells_each_layout_and_why_one_failed(tmp_path: Path) -> None:
     assert two["efficiency"] == pytest.approx(2.2 / 1.25 / 2)
     assert two["exposed_communication_share"] == pytest.approx(0.05 / 1.25)
     assert two["communication_seconds"] == 0.19
+    assert two["communication_share"] == pytest.approx(0.19 / 1.25)
     assert two["parity"]["video"]["relative_l2"] == 3.1e-3
     assert single["speedup"] == 1.0 and single["parity"] is None
     assert (failed["ok"], failed["reason"]) == (False, "TP2: rank 1 ran out of memory")

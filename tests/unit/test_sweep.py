@@ -49,6 +49,8 @@ def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(
     assert two["efficiency"] == pytest.approx(two["speedup"] / 2)
     assert len(two["rank_peak_bytes"]) == 2 and min(two["rank_peak_bytes"]) > 1 << 26
     assert 0 < two["exposed_communication_share"] < 1
+    assert two["exposed_communication_seconds"] <= two["communication_seconds"]
+    assert single["communication_seconds"] is None  # nothing is sent
     for stream in ("video", "audio"):
         assert two["parity"][stream]["relative_l2"] <= 1e-6
     (shown,) = measurements.listed(tmp_path, published=tmp_path / "none")
