@@ -320,6 +320,9 @@ class Plan:
                     f"plan field {field} must be one of {', '.join(values)}, "
                     f"got {getattr(self, field)!r}"
                 )
+        for field in ("vae_tiles", "cache_warmup", "cache_max_run", "threads"):
+            if type(got := getattr(self, field)) is not int:
+                raise ValueError(f"plan field {field} must be a whole number, got {got!r}")
         self._check_family()
         self._check_layout()
         narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
@@ -472,12 +475,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A stage moved: `done` of `total` units (steps, tiles, frames)."""
+    """A stage moved: `done` of `total` units (steps, tiles, frames); detail: which part of it."""
 
     request_id: str
     stage: str
     done: int
     total: int
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

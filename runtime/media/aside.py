@@ -11,13 +11,15 @@ from typing import Self
 
 Job = Callable[[], None]
 _POLL_SECONDS = 0.05  # how often a waiting caller looks at its cancel check
+END_SECONDS = 60.0  # a job that was told to stop may take to end
 
 
 class Aside:
-    """A context: `put` and `finish` raise what a job raised; leaving it always ends the thread.
+    """A context: `put` and `finish` raise what a job raised; leaving it ends the thread.
 
-    After a failure no further job runs. check_cancel is called in the caller's thread only, and
-    raises to stop; the job that runs then can see `stopped` and end early.
+    A job that does not end in END_SECONDS is left behind: TimeoutError, or a note on the error that
+    leaves the block. After a failure no further job runs. check_cancel is called in the caller's
+    thread only, and raises to stop; the job that runs then can see `stopped` and end early.
     """
 
     def __init__(self, name: str, *, waiting: int, check_cancel: Callable[[], None]) -> None:
@@ -41,9 +43,22 @@ class Aside:
         trace: TracebackType | None,
     ) -> None:
         self.stopped.set()  # after `finish` there is nothing left to stop
+        until = time.monotonic() + END_SECONDS
         while self._thread.is_alive():
             self._offer(None)
             self._thread.join(_POLL_SECONDS)
+            if time.monotonic() > until and self._thread.is_alive():
+                self._leave_behind(error)
+                return
+
+    def _leave_behind(self, error: BaseException | None) -> None:
+        said = (
+            f"{self._thread.name}: a job that was told to stop has not ended for "
+            f"{END_SECONDS:.0f} s; restart the engine"
+        )
+        if error is None:
+            raise TimeoutError(said)
+        error.add_note(said)
 
     def put(self, job: Job) -> None:
         """Hands over the next job; waits while too many wait."""

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from runtime.cancel import Cancelled
+from runtime.media import aside as module
 from runtime.media.aside import Aside
 
 
@@ -78,3 +79,29 @@ def test_time_is_counted_on_both_sides() -> None:
         threading.Timer(0.05, release.set).start()
         aside.finish()
     assert aside.busy_seconds >= 0.04 and aside.waited_seconds >= 0.04
+
+
+@pytest.mark.parametrize("error", [None, Cancelled("enough")])
+def test_a_job_that_never_ends_is_left_behind(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_SECONDS", 0.2)
+    begun, release = threading.Event(), threading.Event()
+
+    def endless() -> None:
+        begun.set()
+        release.wait(timeout=30)
+
+    try:
+        with (
+            pytest.raises(TimeoutError if error is None else Cancelled) as left,
+            Aside("mp4", waiting=1, check_cancel=go_on) as aside,
+        ):
+            aside.put(endless)
+            assert begun.wait(timeout=10)
+            if error is not None:
+                raise error
+        said = [str(left.value), *getattr(left.value, "__notes__", ())]
+        assert any("mp4: a job that was told to stop has not ended" in text for text in said)
+    finally:
+        release.set()

@@ -154,3 +154,11 @@ def test_a_loop_of_links_leads_nowhere(tmp_path: Path) -> None:
 def test_half_of_a_surrogate_pair_is_no_text(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} is not valid UTF-8 text"):
         Ref2VARequest(id="x", **({"prompt": ""} | {field: "a\udcffb"}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["vae_tiles", "cache_warmup", "cache_max_run", "threads"])
+@pytest.mark.parametrize("value", [2.5, 2.0, True, "2"])
+def test_a_count_of_a_plan_made_in_code_is_a_whole_number(field: str, value: object) -> None:
+    plan = presets.load_plan(presets.find("plans", "cpu"))
+    with pytest.raises(ValueError, match=f"plan field {field} must be a whole number, got"):
+        replace(plan, **{field: value})  # type: ignore[arg-type]
