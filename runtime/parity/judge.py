@@ -155,7 +155,11 @@ def _divergence(run: str, judged: list[tuple[Comparison, Limit | None]]) -> Deta
 def _passes(c: Comparison, limit: Limit | None) -> bool:
     if c.equal or c.problem:
         return c.equal
-    return limit is None or (c.relative_l2 <= limit.relative_l2 and c.max_abs <= limit.max_abs)
+    return limit is None or (
+        c.relative_l2 <= limit.relative_l2
+        and c.max_abs <= limit.max_abs
+        and c.relative_max <= limit.relative_max
+    )
 
 
 def _first(different: list[Comparison]) -> Comparison | None:
@@ -183,10 +187,12 @@ def _detail(c: Comparison, limit: Limit | None) -> Detail:
         "max_abs": number(c.max_abs),
         "mean_abs": number(c.mean_abs),
         "relative_l2": number(c.relative_l2),
+        "relative_max": number(c.relative_max),
         "cosine": number(c.cosine),
         "psnr": number(c.psnr),
         "limit": "" if limit is None else limit.name,
         "limit_relative_l2": None if limit is None else number(limit.relative_l2),
         "limit_max_abs": None if limit is None else number(limit.max_abs),
+        "limit_relative_max": None if limit is None else number(limit.relative_max),
         "problem": c.problem,
     }

@@ -25,6 +25,7 @@ class Comparison:
     equal: bool  # same shape, dtype and bits: -0.0 is not 0.0, a NaN equals the same NaN
     max_abs: float
     relative_l2: float
+    relative_max: float  # max_abs over the golden's largest value
     mean_abs: float
     cosine: float  # 1 when equal; NaN where either side is all zeros
     psnr: float  # dB; infinite when equal; peak 1.0 for pixels, else the golden's value range
@@ -36,15 +37,19 @@ class _Distance:
     max_abs: float
     mean_abs: float
     relative_l2: float
+    relative_max: float
     cosine: float
     psnr: float
 
 
-_NONE = _Distance(max_abs=0.0, mean_abs=0.0, relative_l2=0.0, cosine=1.0, psnr=math.inf)
+_NONE = _Distance(
+    max_abs=0.0, mean_abs=0.0, relative_l2=0.0, relative_max=0.0, cosine=1.0, psnr=math.inf
+)
 _BEYOND = _Distance(
     max_abs=math.inf,
     mean_abs=math.inf,
     relative_l2=math.inf,
+    relative_max=math.inf,
     cosine=math.nan,
     psnr=-math.inf,
 )
@@ -73,6 +78,7 @@ def compare(name: str, got: Tensor, want: Tensor, *, run: str, stage: str) -> Co
         equal=equal,
         max_abs=distance.max_abs,
         relative_l2=distance.relative_l2,
+        relative_max=distance.relative_max,
         mean_abs=distance.mean_abs,
         cosine=distance.cosine,
         psnr=distance.psnr,
@@ -85,14 +91,16 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def _distance(got: Tensor, want: Tensor, peak: float | None) -> _Distance:
-    """Of two flat float64 tensors; relative L2 is infinite over a golden of zeros."""
+    """Of two flat float64 tensors; relative figures are infinite over a golden of zeros."""
     difference, norm = got - want, float(want.norm())
     distance = float(difference.norm())
     both = float(got.norm()) * norm
+    largest, peak_of_want = float(difference.abs().max()), float(want.abs().max())
     return _Distance(
-        max_abs=float(difference.abs().max()),
+        max_abs=largest,
         mean_abs=float(difference.abs().mean()),
         relative_l2=distance / norm if norm > 0 else math.inf if distance > 0 else 0.0,
+        relative_max=largest / peak_of_want if norm > 0 else math.inf if distance > 0 else 0.0,
         cosine=min(1.0, float(got @ want) / both) if both > 0 else math.nan,
         psnr=_psnr(float(want.max() - want.min()) if peak is None else peak, difference),
     )

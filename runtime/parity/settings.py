@@ -23,6 +23,8 @@ NVFP4 = {"exact": "nvfp4_native", "fallback": "nvfp4_kitchen_fallback"}
 FORMATS = {"nvfp4": "nvfp4", "fp8": "float8_e4m3fn", "int8": "int8_tensorwise"}  # field -> stored
 VAE_DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16"}
 VAE_KINDS = ("vae_decode", "vae_encode")
+# Their dtype, NVFP4 backend and form are told from the names of what they store (ltx_files.py)
+LTX_ATTENTION = ("ltx_forward", "ltx_connectors", "ltx_sampler")
 
 Setting = Mapping[str, str]  # field, value, from: golden | plan
 
@@ -114,6 +116,9 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
             "video_vae_dtype",
         )
         found += [_setting(field, getattr(setup.plan, field), "plan") for field in fields]
+    if golden.kind in LTX_ATTENTION:
+        attention = setup.plan.attention if setup.plan else "sdpa"
+        found.append(_setting("attention", attention, by))
     if golden.kind in VAE_KINDS:
         found.append(_setting("vae_attention", vae_attention(golden, setup), by))
         dtype = _vae_dtype(golden.header["vae_dtype"])

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.parity.golden import Golden
 from runtime.parity.judge import replay_case
-from runtime.parity.replay import KINDS
+from runtime.parity.replay import H3_KINDS
 from runtime.parity.report import CaseResult
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def test_no_golden_was_added_or_lost_without_saying_so() -> None:
 def test_the_kept_goldens_cover_every_kind_and_every_request_mode() -> None:
     goldens = [Golden(GOLDENS / f"{name}.safetensors") for name in EXPECTED["names"]]
     captured = {"capture"}  # users' own runs: test_captures.py makes one
-    assert {g.kind for g in goldens} == set(KINDS) - captured
+    assert {g.kind for g in goldens} == set(H3_KINDS) - captured
     requests = [g.params for g in goldens if g.kind == "e2e"]
     assert {p["mode"] for p in requests} == {"t2va", "ref2va", "fl2va", "guide"}
     assert {p["compute"] for p in requests} == {"fp32", "bf16"}

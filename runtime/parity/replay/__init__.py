@@ -15,7 +15,7 @@ class Kind:
     spare: str = "-"
 
 
-KINDS = {
+H3_KINDS = {
     "e2e": Kind("runtime.parity.replay.e2e", r"in/.+"),
     "capture": Kind(
         "runtime.parity.replay.capture",
@@ -33,4 +33,14 @@ KINDS = {
     "quant": Kind("runtime.parity.replay.quant", r"\d+/(x|bias|weight|\w+/weight\w*)"),
     "layout": Kind("runtime.parity.replay.layout", r"layout_\d+/rows"),
 }
-NO_CHECKPOINTS = ("schedules", "quant", "layout", "capture")
+LTX_KINDS = {
+    "ltx_forward": Kind("runtime.parity.replay.ltx_forward", r"in\..+|diffusers_unhooked\..+"),
+    "ltx_rope": Kind("runtime.parity.replay.ltx_rope", r".+\.tokens"),
+    "ltx_connectors": Kind(
+        "runtime.parity.replay.ltx_connectors", r"in\..+|text_embedding_projection\..+"
+    ),
+    "ltx_dequant": Kind("runtime.parity.replay.ltx_nvfp4", r"source\..+"),
+    "ltx_linear": Kind("runtime.parity.replay.ltx_nvfp4", r".+\.x"),
+}
+KINDS = {**H3_KINDS, **LTX_KINDS}
+NO_CHECKPOINTS = ("schedules", "quant", "layout", "capture", "ltx_rope", "ltx_schedule")
