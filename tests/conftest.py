@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +35,14 @@ def ltx_goldens() -> Path:
     from tests.tiny_checkpoints import build_ltx
 
     return build_ltx()
+
+
+@pytest.fixture(scope="session")
+def ltx_components(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Folders of everything around a tiny LTX denoiser (tiny_components.ComponentFolders)."""
+    from runtime.ltx.demo import random_denoiser
+    from runtime.ltx.tiny_components import write_tiny_components
+
+    census = random_denoiser("tiny", "bf16").census
+    folder = tmp_path_factory.mktemp("ltx")
+    return write_tiny_components(folder, census.config, gemma_version=census.gemma_version)

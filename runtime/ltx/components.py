@@ -24,6 +24,7 @@ from runtime.kernels.unavailable import Unavailable
 
 CONFIG = "config.json"
 DIFFUSION_DECODER_KEY = "conv_in_x_t.weight"  # of Lightricks' file and of diffusers' module
+STATISTICS = ("latents_mean", "latents_std")  # applied to fp32 latents: fp32 in every dtype
 _LISTED = 5
 
 
@@ -108,7 +109,11 @@ def load_component(
     _check_class(folder, part, config, cls)
     with torch.device(device):
         built: nn.Module = cls.from_config(config)
-    built = built.to(dtype).eval().requires_grad_(False)
+    # diffusers' own `to` warns of an empty list of modules that should stay in float32
+    built = nn.Module.to(built, dtype).eval().requires_grad_(False)
+    for name in STATISTICS:
+        if hasattr(built, name):
+            setattr(built, name, getattr(built, name).float())
     tensors = read_tensors(files)
     _fill(built, tensors, folder)
     if device.type == "cuda":

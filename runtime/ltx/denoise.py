@@ -8,6 +8,7 @@ image-to-video pipeline; partial strengths have no reference and do not exist he
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -97,7 +98,11 @@ class Velocity:
         rope_dtype: torch.dtype = torch.float32,
     ) -> None:
         """seconds, rope_dtype: as rope_tables takes them; v2a_source: as LTXModel.forward."""
-        self.model, self.contexts, self.v2a_source = model, contexts, v2a_source
+        self.model, self.v2a_source = model, v2a_source
+        self.contexts = Contexts(
+            video_BLD=contexts.video_BLD.to(model.device),
+            audio_BLD=contexts.audio_BLD.to(model.device),
+        )
         self.rope = rope_tables(
             model.config, shape, fps, seconds=seconds, device=model.device, dtype=rope_dtype
         )
@@ -162,7 +167,7 @@ def start_state(init: Streams, noise: Streams, clean: Clean, noise_scale: float)
 class StepResult:
     """What the sampler had at one step: state before it, velocity, and prediction x0."""
 
-    step: int
+    step: int  # of all stages
     sigma: float
     x: Streams
     velocity: Streams
@@ -177,22 +182,22 @@ def sample_stage(
     sampler: Sampler,
     sigmas: Sequence[float],
     noise: StepNoise | None = None,
+    first_step: int = 0,
     on_step: Callable[[StepResult], None] = lambda result: None,
     timed: Callable[[int], AbstractContextManager[None]] = lambda step: nullcontext(),
 ) -> Streams:
     """Run one stage from `x` at sigmas[0] (start_state); returns the clean streams, fp32.
 
     `noise` is asked for once per step except the last with "euler_ancestral", never with "euler".
-    `on_step` may raise to cancel; `timed(step)` encloses the evaluation. NonFinite names step and
-    stream.
+    `on_step` may raise to cancel; `timed(step)` encloses the evaluation. Steps count from
+    `first_step` for both, and for NonFinite, which names step and stream.
     """
     if sampler not in ("euler_ancestral", "euler"):
         raise ValueError(f"sampler must be euler_ancestral or euler, got {sampler!r}")
     if sampler == "euler_ancestral" and noise is None:
         raise ValueError("the sampler euler_ancestral needs noise for its steps, got none")
     schedule = sigma_list(sigmas)
-    for step in range(len(schedule) - 1):
-        sigma, sigma_next = schedule[step], schedule[step + 1]
+    for step, (sigma, sigma_next) in enumerate(itertools.pairwise(schedule), first_step):
         times = _times(x, clean, sigma)
         with timed(step):
             velocity = _float(evaluate(x, times))

@@ -1,0 +1,203 @@
+"""The Gemma tower of LTX-2.5, as transformers computes it: a prompt to features of both streams.
+
+Section 5 of the contract; B batch (1), S = 1,024 tokens, E hidden width, L hidden states.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from runtime.cancel import Cancelled
+from runtime.checkpoints.header import CheckpointError
+from runtime.checkpoints.load import LoadReport
+from runtime.ltx.components import component_config, component_folder, library
+from runtime.ltx.config import LTXConfig
+from runtime.ltx.text import CONTEXT_ROWS, TextProjection
+from runtime.ltx.text_files import folder_gemma_version, open_tokenizer, read_projection
+from runtime.ltx.video_vae import never
+from runtime.nonfinite import require_finite
+
+STAGE = "text encode"
+CLASS_NAME = "Gemma4UnifiedForConditionalGeneration"
+# Tensors that may lie beside the tower's: its projection, its tokenizer, its other inputs
+_BESIDE = ("text_embedding_projection.", "tokenizer_json", "hf_asset__")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFeatures:
+    """Projected tokens, padded on the left: what text.Connectors takes."""
+
+    video_BSD: Tensor
+    audio_BSD: Tensor
+    mask_BS: Tensor  # int64, 1 where a token is no padding
+
+
+class TextTower:
+    """Tower, tokenizer and projection, on one device in one dtype."""
+
+    def __init__(
+        self,
+        module: Any,
+        tokenizer: Tokenizer,
+        projection: TextProjection,
+        *,
+        bos: int,
+        pad: int,
+        version: str,
+        report: LoadReport,
+    ) -> None:
+        """module: of the class CLASS_NAME; version: what the folder says of it, "" for nothing."""
+        self.module, self.tokenizer, self.projection = module, tokenizer, projection
+        self.bos, self.pad, self.version, self.load = bos, pad, version, report
+
+    def tokens(self, prompt: str) -> list[int]:
+        """Ids of the stripped prompt behind one BOS, which the tokenizer may not add itself.
+
+        ValueError for more than 1,024.
+        """
+        ids: list[int] = self.tokenizer.encode(prompt.strip()).ids
+        if ids[:1] != [self.bos]:
+            ids = [self.bos, *ids]
+        if len(ids) > CONTEXT_ROWS:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens, at most {CONTEXT_ROWS} fit; shorten it"
+            )
+        return ids
+
+    def hidden_states(
+        self, prompt: str, *, cancelled: Callable[[], bool] = never
+    ) -> tuple[Tensor, Tensor]:
+        """(states [1, S, E, L] in the tower's dtype, mask [1, S] int64), padded on the left."""
+        ids = self.tokens(prompt)
+        missing = CONTEXT_ROWS - len(ids)
+        device = self.module.device
+        ids_BS = torch.tensor([[self.pad] * missing + ids], device=device)
+        mask_BS = torch.tensor([[0] * missing + [1] * len(ids)], device=device)
+        with _stopping_between(self.module.model.language_model.layers, cancelled):
+            out = self.module.model(
+                input_ids=ids_BS, attention_mask=mask_BS, output_hidden_states=True, use_cache=False
+            )
+        return torch.stack(out.hidden_states, dim=-1), mask_BS
+
+    def encode(self, prompt: str, *, cancelled: Callable[[], bool] = never) -> TextFeatures:
+        """Features of one prompt; NonFinite if the tower gave NaN or infinity."""
+        hidden_BSEL, mask_BS = self.hidden_states(prompt, cancelled=cancelled)
+        video, audio = self.projection(hidden_BSEL, mask_BS)
+        require_finite(video, stage=STAGE, tensor="the video features")
+        require_finite(audio, stage=STAGE, tensor="the audio features")
+        return TextFeatures(video_BSD=video, audio_BSD=audio, mask_BS=mask_BS)
+
+
+def load_text_tower(
+    folder: Path,
+    config: LTXConfig,
+    *,
+    tokenizer: Path | None = None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> TextTower:
+    """The tower of a folder for a denoiser of this config.
+
+    tokenizer: the folder of tokenizer.json; None: the tower's own, or `tokenizer` beside it.
+    CheckpointError: another model, tensors that do not fit, no tokenizer or no projection.
+    """
+    began = time.perf_counter()
+    component_folder(folder, "text encoder")
+    table = _text_config(folder, config)
+    words = open_tokenizer(folder, tokenizer)
+    projection = read_projection(folder, config, table["num_hidden_layers"] + 1)
+    module = _tower(folder, dtype).to(device)
+    projection = projection.to(device, dtype).eval().requires_grad_(False)
+    parameters = {**dict(module.named_parameters()), **dict(projection.named_parameters())}
+    for name, parameter in parameters.items():
+        if not bool(torch.isfinite(parameter).all()):
+            raise CheckpointError(f"{folder}: {name} holds NaN or infinity")
+    report = LoadReport(
+        bytes=sum(p.numel() * p.element_size() for p in parameters.values()),
+        seconds=time.perf_counter() - began,
+    )
+    return TextTower(
+        module,
+        words,
+        projection,
+        bos=table["bos_token_id"],
+        pad=table["pad_token_id"],
+        version=folder_gemma_version(folder),
+        report=report,
+    )
+
+
+def _text_config(folder: Path, config: LTXConfig) -> dict[str, Any]:
+    """The text part of the tower's config.json, with what transformers takes by default."""
+    kinds = component_config(folder).get("architectures") or []
+    if CLASS_NAME not in kinds:
+        raise CheckpointError(
+            f"{folder} is of class {', '.join(map(str, kinds)) or 'unknown'}, but the text encoder "
+            f"of LTX-2.5 is a {CLASS_NAME}"
+        )
+    cls = getattr(library("transformers"), CLASS_NAME).config_class
+    table: dict[str, Any] = cls.from_pretrained(folder, local_files_only=True).text_config.to_dict()
+    if table["hidden_size"] != config.caption_channels:
+        raise CheckpointError(
+            f"{folder} has hidden states of {table['hidden_size']} channels, but the denoiser was "
+            f"made for {config.caption_channels}"
+        )
+    for name in ("bos_token_id", "pad_token_id"):
+        if not isinstance(table[name], int):
+            raise CheckpointError(f"{folder} must name one {name}, got {table[name]!r}")
+    return table
+
+
+def _tower(folder: Path, dtype: torch.dtype) -> Any:
+    """On the CPU; transformers ties the output embedding, which is not used here."""
+    transformers = library("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        module, info = getattr(transformers, CLASS_NAME).from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{folder} cannot be loaded by transformers: {said}") from error
+    problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
+    problems += [f"{name} is misshapen" for name in sorted(map(str, info["mismatched_keys"]))]
+    problems += [
+        f"{name} is left over"
+        for name in sorted(info["unexpected_keys"])
+        if not name.startswith(_BESIDE)
+    ]
+    if problems:
+        more = f"; {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise CheckpointError(
+            f"{folder} does not fit {CLASS_NAME}: {'; '.join(problems[:5])}{more}"
+        )
+    return module.eval().requires_grad_(False)
+
+
+@contextmanager
+def _stopping_between(layers: nn.ModuleList, cancelled: Callable[[], bool]) -> Iterator[None]:
+    def before(module: nn.Module, args: Any) -> None:
+        del module, args
+        if cancelled():
+            raise Cancelled
+
+    handles = [layer.register_forward_pre_hook(before) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
