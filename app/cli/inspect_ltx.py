@@ -9,7 +9,15 @@ from typing import Any
 
 from runtime.checkpoints.header import CheckpointError, Header
 from runtime.ltx.census import Census, read_census
-from runtime.ltx.orders import AUTO, Reading, detected, known_order, readings
+from runtime.ltx.orders import (
+    AUTO,
+    Reading,
+    ScaleStructure,
+    detected,
+    known_order,
+    readings,
+    scale_structure,
+)
 
 _LICENCE_SHOWN = 72
 _ORDERS: Mapping[str, str] = {
@@ -28,6 +36,7 @@ class Facts:
     order: str  # "": not known, or nothing is packed
     readings: tuple[Reading, ...]  # against the bf16 copy, when one was given
     problem: str
+    structure: ScaleStructure | None = None  # of an unmarked file, for which no copy was given
 
 
 def facts_of(header: Header, against: Path | None) -> Facts:
@@ -36,15 +45,18 @@ def facts_of(header: Header, against: Path | None) -> Facts:
         census = read_census(header)
     except CheckpointError as error:
         return Facts(census=None, order="", readings=(), problem=str(error))
-    order, problem = "", ""
+    order, problem, structure = "", "", None
     found: tuple[Reading, ...] = ()
     try:
         census.check()
         found = readings(census, against) if against is not None else ()
-        order = _order(census, found) if census.index.layers else ""
+        if census.index.layers:
+            unmarked = census.markers == "none" and against is None
+            structure = scale_structure(census) if unmarked else None
+            order = _order(census, found)
     except CheckpointError as error:
         problem = str(error)
-    return Facts(census=census, order=order, readings=found, problem=problem)
+    return Facts(census=census, order=order, readings=found, problem=problem, structure=structure)
 
 
 def _order(census: Census, found: tuple[Reading, ...]) -> str:
@@ -81,6 +93,7 @@ def lines(facts: Facts) -> list[str]:
         f"order {r.order:<12} correlation {r.correlation:7.4f}   relative RMS {r.relative_rms:.4f}"
         for r in facts.readings
     ]
+    shown += [_structure(facts.structure)] if facts.structure is not None else []
     unlike = census.unlike_published
     if unlike:
         shown.append(f"{len(unlike)} tensors in another float type, first: {unlike[0]}")
@@ -104,6 +117,7 @@ def plain(facts: Facts) -> dict[str, Any] | None:
         "official": census.official,
         "nvfp4_order": facts.order,
         "readings": [asdict(reading) for reading in facts.readings],
+        "scale_structure": None if facts.structure is None else asdict(facts.structure),
         "unlike_published": list(census.unlike_published),
         "config": asdict(census.config),
     }
@@ -142,3 +156,12 @@ def _why(facts: Facts) -> str:
     if census.official:
         return "it is the published file"
     return "fits the copy: set ltx_nvfp4_order to it in a plan"
+
+
+def _structure(found: ScaleStructure) -> str:
+    words = {"tiled": "which hints at tiles", "linear": "which hints at row by row"}
+    hint = words.get(found.points_to, "which hints at neither")
+    return (
+        f"rows and columns explain {found.tiled:.2f} of the scales read as tiles and "
+        f"{found.linear:.2f} read row by row, {hint}"
+    )

@@ -26,6 +26,7 @@ AUTO = "auto"  # the published order where markers or the whole census vouch for
 # at most 0.26 (VLC); of weights without any structure a wrong one still reached 0.94.
 LEAST_CORRELATION = 0.985
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+LEAST_STRUCTURE = 0.04
 _LAYERS_READ = 3
 Matrix = NDArray[np.float32]
 
@@ -82,9 +83,8 @@ def readings(census: Census, copy: Path) -> tuple[Reading, ...]:
         raise CheckpointError(f"{header.path} has no NVFP4 layer, whose order could be in question")
     other = read_header(copy)
     names = own_names(other.tensors.keys(), ROLE, copy)
-    picked = layers[:: max(1, len(layers) // _LAYERS_READ)][:_LAYERS_READ]
     worst: dict[str, tuple[float, float]] = {}
-    for layer in picked:
+    for layer in _picked(layers):
         name = f"{layer}.weight"
         shape = census.index.shapes[layer]
         info = other.tensors.get(names.get(name, ""))
@@ -105,23 +105,79 @@ def readings(census: Census, copy: Path) -> tuple[Reading, ...]:
     )
 
 
+def _picked(layers: list[str]) -> list[str]:
+    return layers[:: max(1, len(layers) // _LAYERS_READ)][:_LAYERS_READ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleStructure:
+    """How much of the spread of the log scales rows and columns explain, 0 to 1, read both ways.
+
+    Rows of trained weights differ in size, which a wrong order scatters: of 8 trained matrices of
+    two small models the right order explained 0.30 to 0.73 and the wrong one 0.08 to 0.43 less; of
+    random ones both explain the same. A hint without a copy, measured on no LTX file, so nothing is
+    decided by it. Of the nibbles it says nothing: their order swaps whole columns.
+    """
+
+    tiled: float
+    linear: float
+
+    @property
+    def points_to(self) -> str:
+        """tiled | linear | "" where the two are too close."""
+        if abs(self.tiled - self.linear) < LEAST_STRUCTURE:
+            return ""
+        return "tiled" if self.tiled > self.linear else "linear"
+
+
+def scale_structure(census: Census) -> ScaleStructure | None:
+    """The mean of three layers that fill their tiles, None without any: padding misleads."""
+    index = census.index
+    layers = [
+        layer
+        for layer, (rows, columns) in sorted(index.shapes.items())
+        if index.tensors[f"{layer}.weight_scale"].shape == (rows, columns // 16)
+    ]
+    if not layers:
+        return None
+    picked = _picked(layers)
+    tiled, linear = (
+        float(np.mean([_explained(_scales(census, layer, order)) for layer in picked]))
+        for order in ("high_tiled", "high_linear")
+    )
+    return ScaleStructure(tiled=tiled, linear=linear)
+
+
+def _explained(scales_NJ: Matrix) -> float:
+    logs = np.log(np.maximum(scales_NJ, 2**-9).astype(np.float64))  # the least E4M3 above 0
+    whole = np.square(logs - logs.mean()).sum()
+    fit = logs.mean(axis=1, keepdims=True) + logs.mean(axis=0, keepdims=True) - logs.mean()
+    return float(1 - np.square(logs - fit).sum() / whole) if whole else 0.0
+
+
 def _reading(census: Census, layer: str, order: str) -> Matrix:
     """The weight [N, K] as this order reads it."""
     header, tensors = census.header, census.index.tensors
     rows, columns = census.index.shapes[layer]
+    scales_NJ = _scales(census, layer, order)
     packed = np.frombuffer(read_bytes(header, tensors[f"{layer}.weight"]), np.uint8)
     halves = [packed >> 4, packed & 15]
     if order.startswith("low"):
         halves.reverse()
     values_NJb = _E2M1[np.stack(halves, axis=-1)].reshape(rows, columns // 16, 16)
-    info = tensors[f"{layer}.weight_scale"]
-    stored = _e4m3(np.frombuffer(read_bytes(header, info), np.uint8))
+    second = np.frombuffer(read_bytes(header, tensors[f"{layer}.weight_scale_2"]), np.float32)
+    return (values_NJb * (scales_NJ * second)[:, :, None]).reshape(rows, columns)
+
+
+def _scales(census: Census, layer: str, order: str) -> Matrix:
+    """The block scales [N, J] as this order reads them."""
+    rows, columns = census.index.shapes[layer]
+    info = census.index.tensors[f"{layer}.weight_scale"]
+    stored = _e4m3(np.frombuffer(read_bytes(census.header, info), np.uint8))
     if order.endswith("tiled"):
         tiles = stored.reshape(info.shape[0] // 128, info.shape[1] // 4, 32, 4, 4)
         stored = tiles.transpose(0, 3, 2, 1, 4)
-    scales_NJ = stored.reshape(info.shape)[:rows, : columns // 16]
-    second = np.frombuffer(read_bytes(header, tensors[f"{layer}.weight_scale_2"]), np.float32)
-    return (values_NJb * (scales_NJ * second)[:, :, None]).reshape(rows, columns)
+    return stored.reshape(info.shape)[:rows, : columns // 16]
 
 
 def _e4m3(codes: NDArray[np.uint8]) -> Matrix:

@@ -20,12 +20,20 @@ from runtime.kernels.attention import Attend
 from runtime.kernels.linear.dequant import dequantise
 from runtime.ltx.attention import load_ltx_attention
 from runtime.ltx.census import Census, read_census
-from runtime.ltx.demo import random_denoiser
+from runtime.ltx.demo import random_denoiser, write_denoiser
 from runtime.ltx.load import load_connectors, load_denoiser, open_denoiser
 from runtime.ltx.model import LTXModel
-from runtime.ltx.orders import AUTO, ORDERS, detected, known_order, readings
+from runtime.ltx.orders import (
+    AUTO,
+    ORDERS,
+    detected,
+    known_order,
+    readings,
+    scale_structure,
+)
 from runtime.ltx.published import CONFIG, KEYFRAMES, published
-from tests.ltx_files import config, marker, weights, write_bf16, write_nvfp4
+from tests.ltx_files import Edit, config, marker, weights, write_bf16, write_nvfp4
+from tests.ltx_files import packed as packed_as
 
 CPU = torch.device("cpu")
 LAYER = "transformer_blocks.0.attn1.to_q"
@@ -465,3 +473,38 @@ def test_progress_ends_at_all_the_bytes_of_the_denoiser(copy: Path) -> None:
 def test_the_published_table_is_the_config_of_the_full_layout() -> None:
     said = json.loads(published("full", "bf16").metadata["config"])
     assert said == {"transformer": dict(CONFIG)}
+
+
+def with_rows(spread: float, order: str) -> Edit:
+    """Rows of the packed layers get sizes of their own, as those of trained weights have."""
+
+    def change(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for name in [name for name in tensors if name.endswith(".weight_scale_2")]:
+            layer = name.removesuffix(".weight_scale_2")
+            rows, half = tensors[f"{layer}.weight"].shape
+            sizes = (spread * torch.randn(rows, 1, generator=generator)).exp()
+            weight = torch.randn(rows, 2 * half, generator=generator) * sizes
+            tensors.update({f"{layer}.{k}": t for k, t in packed_as(weight, order).items()})
+
+    return change
+
+
+@pytest.mark.parametrize("order", ["high_tiled", "high_linear"])
+def test_the_scales_of_uneven_rows_hint_at_their_order(tmp_path: Path, order: str) -> None:
+    path = write_nvfp4(tmp_path / "a.safetensors", with_rows(0.5, order), markers="none")
+    found = scale_structure(census_of(path))
+    assert found is not None
+    assert found.points_to == order.removeprefix("high_")
+
+
+def test_even_scales_hint_at_nothing_and_padded_ones_are_left_out(tmp_path: Path) -> None:
+    path = write_nvfp4(tmp_path / "a.safetensors", with_rows(0.0, "high_tiled"), markers="none")
+    found = scale_structure(census_of(path))
+    assert found is not None
+    assert found.points_to == ""
+    write_denoiser(tmp_path / "b.safetensors", size="tiny", format="nvfp4_bare")
+    census = census_of(tmp_path / "b.safetensors")
+    padded = "transformer_blocks.0.audio_attn1.to_q"
+    shapes = {padded: census.index.shapes[padded]}
+    assert scale_structure(replace(census, index=replace(census.index, shapes=shapes))) is None
