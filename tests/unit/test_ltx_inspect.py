@@ -38,13 +38,16 @@ def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, di
 def test_it_says_family_release_licence_build_and_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, _ = inspect(capsys, write_nvfp4(tmp_path / "a.safetensors"))
+    def name(tensors: object, metadata: dict[str, str]) -> None:
+        metadata["license"] = "Some licence 1.0"
+
+    status, out, _ = inspect(capsys, write_nvfp4(tmp_path / "a.safetensors", name))
     assert status == 0
     for said in (
         "two-stream LTX denoiser · prefix model.diffusion_model.",
         "video 128 · audio 128 · blocks 2 · video heads 4 · audio heads 4 · connector blocks 1",
         "family ltx · release 2.5.0 · text tower gemma4-12b-ltx-v1",
-        'licence key: "random numbers made by make-demo',
+        'licence key: "Apache-2.0, random weights"',
         "markers in the header · keyframes · connectors · 28 layers packed in 1 of 2 blocks",
         "nvfp4 order high_tiled: even column in the high nibble, scales in tiles of 128x4",
     ):
