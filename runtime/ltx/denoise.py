@@ -198,23 +198,19 @@ def sample_stage(
         raise ValueError("the sampler euler_ancestral needs noise for its steps, got none")
     schedule = sigma_list(sigmas)
     for step, (sigma, sigma_next) in enumerate(itertools.pairwise(schedule), first_step):
-        times = _times(x, clean, sigma)
         with timed(step):
-            velocity = _float(evaluate(x, times))
-        denoised = _denoised(x, velocity, times, clean)
-        _require_finite(denoised, step)
-        result = StepResult(
-            step=step, sigma=float(sigma), x=x, velocity=velocity, denoised=denoised
-        )
+            velocity = evaluate(x, times_of(x, clean, sigma))
+        result = predict(step, x, velocity, clean, sigma)
         on_step(result)
         fresh = None
         if sampler == "euler_ancestral" and noise is not None and sigma_next > 0:
             fresh = noise(step).to(x.video.device)
-        x = _step(result, fresh, clean, sampler, sigma, sigma_next)
+        x = advance(result, fresh, clean, sampler, sigma, sigma_next)
     return x
 
 
-def _times(x: Streams, clean: Clean, sigma: Tensor) -> Times:
+def times_of(x: Streams, clean: Clean, sigma: Tensor) -> Times:
+    """What the evaluation of this state at 0-dim sigma is told."""
     sigma_B = sigma.to(x.video.device).expand(len(x.video))
     return Times(
         video_BN=clean.live_BN * sigma_B[:, None],
@@ -223,17 +219,19 @@ def _times(x: Streams, clean: Clean, sigma: Tensor) -> Times:
     )
 
 
-def _float(streams: Streams) -> Streams:
-    return Streams(video=streams.video.float(), audio=streams.audio.float())
+def predict(step: int, x: Streams, velocity: Streams, clean: Clean, sigma: Tensor) -> StepResult:
+    """x - t*velocity with every token's own t; a frozen token predicts its clean value.
 
-
-def _denoised(x: Streams, velocity: Streams, times: Times, clean: Clean) -> Streams:
-    """x - t*velocity with every token's own t; a frozen token predicts its clean value."""
-    video = x.video - times.video_BN[..., None] * velocity.video
-    return Streams(
-        video=clean.over(video),
-        audio=x.audio - times.audio_BA[..., None] * velocity.audio,
+    NonFinite names step and stream.
+    """
+    times = times_of(x, clean, sigma)
+    v = Streams(video=velocity.video.float(), audio=velocity.audio.float())
+    denoised = Streams(
+        video=clean.over(x.video - times.video_BN[..., None] * v.video),
+        audio=x.audio - times.audio_BA[..., None] * v.audio,
     )
+    _require_finite(denoised, step)
+    return StepResult(step=step, sigma=float(sigma), x=x, velocity=v, denoised=denoised)
 
 
 def _require_finite(denoised: Streams, step: int) -> None:
@@ -244,7 +242,7 @@ def _require_finite(denoised: Streams, step: int) -> None:
         require_finite(denoised.audio, stage=stage, tensor="the audio latent")
 
 
-def _step(
+def advance(
     at: StepResult,
     noise: Streams | None,
     clean: Clean,
@@ -252,6 +250,7 @@ def _step(
     sigma: Tensor,
     sigma_next: Tensor,
 ) -> Streams:
+    """The state at sigma_next. noise: of the ancestral sampler, None for its step to 0."""
     if sampler == "euler":
         return Streams(
             video=clean.over(euler_step(at.x.video, at.velocity.video, sigma, sigma_next)),

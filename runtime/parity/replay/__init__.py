@@ -40,6 +40,8 @@ LTX_KINDS = {
         "runtime.parity.replay.ltx_connectors", r"in\..+|text_embedding_projection\..+"
     ),
     "ltx_dequant": Kind("runtime.parity.replay.ltx_nvfp4", r"source\..+"),
+    "ltx_schedule": Kind("runtime.parity.replay.ltx_sampling", r"unit\.(x|velocity|noise\.\d+)"),
+    "ltx_sampler": Kind("runtime.parity.replay.ltx_sampling", r"in\..+"),
     "ltx_linear": Kind("runtime.parity.replay.ltx_nvfp4", r".+\.x"),
 }
 KINDS = {**H3_KINDS, **LTX_KINDS}
