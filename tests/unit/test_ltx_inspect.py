@@ -47,7 +47,7 @@ def test_it_says_family_release_licence_build_and_order(
         "two-stream LTX denoiser · prefix model.diffusion_model.",
         "video 128 · audio 128 · blocks 2 · video heads 4 · audio heads 4 · connector blocks 1",
         "family ltx · release 2.5.0 · text tower gemma4-12b-ltx-v1",
-        'licence key: "Apache-2.0, random weights"',
+        'licence key: "Some licence 1.0"',
         "markers in the header · keyframes · connectors · 28 layers packed in 1 of 2 blocks",
         "nvfp4 order high_tiled: even column in the high nibble, scales in tiles of 128x4",
     ):
