@@ -14,7 +14,8 @@ from runtime.checkpoints.demo import write_random
 from runtime.checkpoints.published import FORMATS
 
 _GIB = 1 << 30
-# Families that make their own set: DEFAULT_FORMAT, write_denoiser(path, ...) -> bytes
+# Families that make their own set: DEFAULT_FORMAT, write_denoiser(path, ...) -> bytes,
+# write_components(folder, ...) -> part to folder
 _MAKERS = {"ltx": "runtime.ltx.demo"}
 
 
@@ -53,12 +54,16 @@ def run(args: argparse.Namespace) -> int:
     for option in ("text_encoder", "video_vae"):
         if getattr(args, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} belongs to family h3; leave it out")
+    if args.only not in (None, ["dit"]):
+        raise ValueError(f"--only of family {args.family} may be dit, got {', '.join(args.only)}")
     maker = importlib.import_module(_MAKERS[args.family])  # other families stay unimported
     format = args.format or maker.DEFAULT_FORMAT
     path = args.out / f"random_{args.size}_{args.family}_dit_{format}.safetensors"
-    if "dit" in (args.only or ("dit",)):
-        write = partial(maker.write_denoiser, size=args.size, format=format, seed=args.seed)
-        _written(path, write)
+    chosen = {"size": args.size, "format": format, "seed": args.seed}
+    _written(path, partial(maker.write_denoiser, **chosen))
+    if args.only is None:
+        for part, folder in maker.write_components(args.out, **chosen).items():
+            print(f"{folder}  {part}")
     return 0
 
 

@@ -233,3 +233,27 @@ def test_what_belongs_to_h3_is_one_sentence(
     assert said in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_make_demo_writes_a_tiny_set_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("diffusers")
+    command = ["make-demo", "--family", "ltx", "--size", "tiny", "--out", str(tmp_path)]
+    assert main([*command, "--seed", "4"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(str(tmp_path / "random_tiny_ltx_dit_nvfp4.safetensors"))
+    parts = {part: Path(folder) for folder, part in (line.split("  ", 1) for line in said[1:])}
+    wanted = {"text_encoder", "tokenizer", "video_vae", "audio_vae", "vocoder", "upsampler"}
+    assert parts.keys() == wanted
+    assert all(any(folder.iterdir()) for folder in parts.values())
+    said_by_tower = json.loads((parts["text_encoder"] / "config.json").read_text())["gemma_version"]
+    assert said_by_tower == open_denoiser(next(tmp_path.glob("*.safetensors"))).census.gemma_version
+
+
+def test_only_the_denoiser_can_be_asked_for_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["make-demo", "--family", "ltx", "--size", "tiny", "--out", str(tmp_path)]
+    assert main([*command, "--only", "video_vae"]) == 2
+    assert "--only of family ltx may be dit, got video_vae" in capsys.readouterr().err
