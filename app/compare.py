@@ -24,7 +24,7 @@ def compare(a: Record, b: Record) -> dict[str, Any]:
         "b": b["id"],
         "settings": settings_that_differ(a, b),
         "times": [
-            {"name": name, **_delta(seconds, dict(right["columns"])[name])}
+            {"name": name, **_delta(seconds, dict(right["columns"]).get(name))}
             for name, seconds in left["columns"]
         ],
         "peak_memory": _delta(left["peak_memory_bytes"], right["peak_memory_bytes"]),

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
-from app import families
+from app import families, licences
 from app.children import run_child
 from app.needs import CPU_ENGINE_RAM
 from app.nvml import Gpus
@@ -74,6 +74,8 @@ def examine(plan: Plan, root: Path, machine: Machine) -> Iterator[Finding]:
     yield from _checkpoints(plan)
     if families.of_plan(plan) is families.H3:
         yield _tokenizer(plan)
+    if licences.of_plan(plan) is not None:
+        yield _licence(plan, root)
     yield _disk(root)
     yield _shm(machine.shm)
     yield _ram(plan)
@@ -204,6 +206,17 @@ def _tokenizer(plan: Plan) -> Finding:
         todo = "put them there, or leave tokenizer out of the plan"
         return Finding(name="tokenizer", status="fatal", text=text, todo=todo)
     return Finding(name="tokenizer", status="ok", text=str(folder))
+
+
+def _licence(plan: Plan, root: Path) -> Finding:
+    try:
+        reason = licences.missing(plan, root)
+    except (ValueError, OSError) as error:  # no denoiser, which is told apart
+        reason = str(error)
+    if reason:
+        todo = "read the licence that came with the weights and acknowledge it"
+        return Finding(name="licence", status="warning", text=reason, todo=todo)
+    return Finding(name="licence", status="ok", text="nothing to acknowledge (any more)")
 
 
 def _disk(root: Path) -> Finding:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import Missing, Unacknowledged
-from runtime.checkpoints.header import read_header
+from runtime.checkpoints.header import RANDOM_WEIGHTS, read_header
 from runtime.media.files import write_json_atomic
 from runtime.messages import Plan
 
 FILE = "licences.json"
-RANDOM_WEIGHTS = "Apache-2.0, random weights"  # `license` in the header of a make-demo file
 _SHOWN = 200  # characters of a header's license: it may hold the whole text
 _WRITING = threading.Lock()
 

@@ -32,6 +32,7 @@ class Live:
     stage: str = "load"
     done: int = 0
     total: int = 0
+    detail: str = ""
     notes: tuple[Note, ...] = ()
     stages: tuple[StageTime, ...] = ()
     preview_step: int = -1  # the newest step in preview.webp
@@ -42,7 +43,13 @@ class Live:
     def after(self, event: Event, now: float) -> Live:
         """The job once this has happened, at `now`."""
         if isinstance(event, Progress):
-            told = replace(self, stage=event.stage, done=event.done, total=event.total)
+            told = replace(
+                self,
+                stage=event.stage,
+                done=event.done,
+                total=event.total,
+                detail=event.detail,
+            )
             if event.stage in AFTER and self.stage in AFTER:  # they take turns
                 return told
             if event.stage != self.stage:

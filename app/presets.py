@@ -16,6 +16,7 @@ from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference, Request
 
 FOLDER = Path(__file__).parents[1] / "presets"
 DEMO = FOLDER / "demo"
+LTX_DEMO = FOLDER.parent / "models" / "ltx_demo"  # of the plan ltx_cpu; make-demo writes it
 
 Kind = Literal["requests", "plans"]
 
@@ -94,8 +95,9 @@ def load_plan(path: Path) -> Plan:
 
 @functools.lru_cache(maxsize=64)  # asked for every job of a list
 def is_demo(plan: Plan) -> bool:
-    """The denoiser is the tiny one of presets/demo, whose weights are random."""
-    return plan.models.dit.resolve().is_relative_to(DEMO.resolve())
+    """The denoiser is a tiny one with random weights, of presets/demo or models/ltx_demo."""
+    file = plan.models.dit.resolve()
+    return any(file.is_relative_to(folder.resolve()) for folder in (DEMO, LTX_DEMO))
 
 
 def dump_request(request: Request) -> str:

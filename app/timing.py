@@ -9,6 +9,7 @@ from runtime.messages import Progress, StageTime
 
 NOT_MEASURED = "not measured"
 _WHOLE = ("text encode", "reference encode")
+_SOME = ("latent upsample",)  # a row only where there was one: of LTX
 _AFTER = ("video VAE decode", "audio VAE decode", "mux")
 KERNELS = ("attention", "GEMM", "communication", "other")  # the parts of a step
 ALL_COMMUNICATION = "all communication"  # of several ranks: beside the parts, waited for or not
@@ -33,6 +34,7 @@ def columns(stages: Iterable[StageTime], *, load_seconds: float | None) -> tuple
     found += [(name, _total(seen, name)) for name in _WHOLE]
     found += [("denoise", _total(seen, "denoise")), ("per step", _per_step(seen, "denoise"))]
     found += [(f"per step: {name}", _per_step(seen, name)) for name in KERNELS]
+    found += [(name, _total(seen, name)) for name in _SOME if any(s.stage == name for s in seen)]
     if (exchanged := _per_step(seen, ALL_COMMUNICATION)) is not None:
         found.append((f"per step: {ALL_COMMUNICATION}", exchanged))
     found += [(name, _total(seen, name)) for name in _AFTER]

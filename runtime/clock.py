@@ -16,6 +16,7 @@ LOAD = "load"
 TEXT_ENCODE = "text encode"
 REFERENCE_ENCODE = "reference encode"
 DENOISE = "denoise"  # one record per step
+UPSAMPLE = "latent upsample"  # of a family with two stages of steps
 VIDEO_VAE_DECODE = "video VAE decode"
 AUDIO_VAE_DECODE = "audio VAE decode"
 MUX = "mux"
@@ -26,6 +27,7 @@ STAGES = (
     TEXT_ENCODE,
     REFERENCE_ENCODE,
     DENOISE,
+    UPSAMPLE,
     VIDEO_VAE_DECODE,
     AUDIO_VAE_DECODE,
     MUX,

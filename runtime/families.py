@@ -5,4 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-FAMILIES: Mapping[str, str] = MappingProxyType({"h3": "runtime.h3.pipeline"})
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    {"h3": "runtime.h3.pipeline", "ltx": "runtime.ltx.pipeline"}
+)

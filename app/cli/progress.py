@@ -31,7 +31,8 @@ class Bar:
         if self._live:
             self._stream.write(f"\r{self._line(event)}\x1b[K")
         elif event.done % every == 0 or event.done == event.total:
-            self._stream.write(f"{event.stage} {amount(event)}\n")
+            detail = f" ({event.detail})" if event.detail else ""
+            self._stream.write(f"{event.stage} {amount(event)}{detail}\n")
         self._stream.flush()
 
     def say(self, text: str) -> None:
@@ -50,4 +51,4 @@ class Bar:
         filled = _CELLS * event.done // max(event.total, 1)
         bar = "━" * filled + "─" * (_CELLS - filled)
         seconds = time.monotonic() - self._began
-        return f"{event.stage:<18} {bar} {amount(event):>7}  {seconds:5.1f} s"
+        return f"{event.stage:<18} {bar} {amount(event):>7}  {seconds:5.1f} s  {event.detail}"

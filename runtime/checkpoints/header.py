@@ -29,6 +29,10 @@ _OTHER_FORMATS = {
 }
 
 
+# `license` of the headers that make-demo writes: of such files nothing has to be acknowledged
+RANDOM_WEIGHTS = "Apache-2.0, random weights"
+
+
 class CheckpointError(ValueError):
     """The file cannot be used; the message names file, tensor or layer, and what is allowed."""
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.checkpoints.layer import round_up
 from runtime.checkpoints.layouts import NVFP4, Layout, TensorSpec, layout
 from runtime.ltx.config import (
@@ -104,7 +105,7 @@ def metadata_of(table: Mapping[str, Any]) -> dict[str, str]:
         "config": json.dumps({"transformer": dict(table)}),
         "model_version": MODEL_VERSION,
         "gemma_source_checkpoint": GEMMA_SOURCE,
-        "license": "random numbers made by make-demo; not derived from any released model",
+        "license": RANDOM_WEIGHTS,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.timing import NOT_MEASURED, columns, stage_rows
-from runtime.clock import DENOISE, STAGES
+from runtime.clock import DENOISE, STAGES, UPSAMPLE
 from runtime.messages import StageTime
 from runtime.meter import ATTENTION, PARTS
 
@@ -38,6 +38,8 @@ def test_parts_that_were_not_measured_say_so_and_silence_is_zero() -> None:
 
 
 def test_every_stage_of_the_clock_has_a_row() -> None:
-    names = {name for name, _ in columns([], load_seconds=None)}
+    upsampled = StageTime(stage=UPSAMPLE, seconds=1.0)  # has one where it was
+    names = {name for name, _ in columns([upsampled], load_seconds=None)}
+    assert names - {UPSAMPLE} == {name for name, _ in columns([], load_seconds=None)}
     shown = {"E2E" if stage == "end to end" else stage for stage in STAGES}
     assert shown <= names and {f"per step: {part}" for part in PARTS} <= names
