@@ -80,41 +80,32 @@ def generate_latents(
     draws the initial noise of the stages in turn; steps count through both.
     """
     generator = torch.Generator().manual_seed(seed)
-    state: Streams | None = None
-    done = 0
-    for number, stage in enumerate(stages):
-        latent = stage.shape.latent
+
+    def run(number: int, init: Streams | None, first_step: int) -> Streams:
+        """One stage from noise over `init`; None: over nothing, for it starts at sigma 1."""
+        stage, latent = stages[number], stages[number].shape.latent
         frames = conditioning.first_frames
         clean = clean_tokens(frames[number] if frames else None, latent, config.in_channels)
-        noise = draw(
-            Streams(
-                video=clean.tokens_BNC,
-                audio=torch.empty(1, latent.audio, config.audio_in_channels),
-            ),
-            generator,
-        )
-        init = noise  # of no weight: the first stage starts at sigma 1
-        if state is not None:
-            with doubling():
-                doubled = upsampler.double(
-                    video_latent(state.video, stages[number - 1].shape.latent)
-                )
-            init = Streams(video=video_tokens(doubled).to(device), audio=state.audio)
+        sound = torch.empty(1, latent.audio, config.audio_in_channels)
+        noise = draw(Streams(video=clean.tokens_BNC, audio=sound), generator)
         fresh = step_noise(noise, clean, seed) if stage.sampler == "euler_ancestral" else None
-        clean = clean.to(device)
-        state = sample_stage(
+        noise, clean = noise.to(device), clean.to(device)
+        return sample_stage(
             velocity(stage),
-            start_state(init.to(device), noise.to(device), clean, stage.sigmas[0]),
+            start_state(noise if init is None else init, noise, clean, stage.sigmas[0]),
             clean,
             sampler=stage.sampler,
             sigmas=stage.sigmas,
             noise=fresh,
-            first_step=done,
+            first_step=first_step,
             on_step=on_step,
             timed=timed,
         )
-        done += stage.steps
-    assert state is not None
-    return Latents(
-        video=video_latent(state.video, stages[-1].shape.latent), audio=audio_latent(state.audio)
-    )
+
+    half, full = (stage.shape.latent for stage in stages)
+    small = run(0, None, 0)
+    with doubling():
+        doubled = upsampler.double(video_latent(small.video, half))
+    init = Streams(video=video_tokens(doubled).to(device), audio=small.audio)
+    end = run(1, init, stages[0].steps)
+    return Latents(video=video_latent(end.video, full), audio=audio_latent(end.audio))

@@ -29,15 +29,15 @@ SEED = 5
 FRAME = 4  # video tokens of one latent frame
 
 
-def shapes() -> Streams:
-    return Streams(video=torch.zeros(1, 3 * FRAME, 6), audio=torch.zeros(1, 5, 7))
+def shapes(batch: int = 1) -> Streams:
+    return Streams(video=torch.zeros(batch, 3 * FRAME, 6), audio=torch.zeros(batch, 5, 7))
 
 
-def first_frame_clean() -> Clean:
-    live = torch.ones(1, 3 * FRAME, dtype=torch.bool)
+def first_frame_clean(batch: int = 1) -> Clean:
+    live = torch.ones(batch, 3 * FRAME, dtype=torch.bool)
     live[:, :FRAME] = False
-    tokens = torch.zeros(1, 3 * FRAME, 6)
-    tokens[:, :FRAME] = torch.randn(1, FRAME, 6, generator=torch.Generator().manual_seed(77))
+    tokens = torch.zeros(batch, 3 * FRAME, 6)
+    tokens[:, :FRAME] = torch.randn(batch, FRAME, 6, generator=torch.Generator().manual_seed(77))
     return Clean(tokens_BNC=tokens, live_BN=live)
 
 
@@ -67,8 +67,8 @@ def by_diffusers(x: Streams, clean: Clean, *, stage: int) -> Streams:
         sigma = schedulers[0].sigmas[step : step + 1]
         times = Times(
             video_BN=clean.live_BN.float() * sigma,
-            audio_BA=sigma.expand(1, audio.shape[1]),
-            sigma_B=sigma,
+            audio_BA=sigma.expand(audio.shape[:2]),
+            sigma_B=sigma.expand(len(audio)),
         )
         velocity = evaluate(Streams(video=video, audio=audio), times)
         t = schedulers[0].timesteps[step]
@@ -81,19 +81,21 @@ def by_diffusers(x: Streams, clean: Clean, *, stage: int) -> Streams:
 
 @pytest.mark.parametrize("given", [False, True], ids=["text", "first frame"])
 @pytest.mark.parametrize("stage", [1, 2])
-def test_a_stage_has_the_bits_of_diffusers_loop(stage: int, given: bool) -> None:
-    clean = first_frame_clean() if given else nothing_clean(shapes().video)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_stage_has_the_bits_of_diffusers_loop(batch: int, stage: int, given: bool) -> None:
+    like = shapes(batch)
+    clean = first_frame_clean(batch) if given else nothing_clean(like.video)
     sigmas = STAGE1_SIGMAS if stage == 1 else STAGE2_SIGMAS
     generator = torch.Generator().manual_seed(SEED)
-    init = draw(shapes(), torch.Generator().manual_seed(1))
-    x = start_state(init, draw(shapes(), generator), clean, sigmas[0])
+    init = draw(like, torch.Generator().manual_seed(1))
+    x = start_state(init, draw(like, generator), clean, sigmas[0])
     ours = sample_stage(
         evaluate,
         x,
         clean,
         sampler="euler_ancestral" if stage == 1 else "euler",
         sigmas=sigmas,
-        noise=step_noise(shapes(), clean, SEED) if stage == 1 else None,
+        noise=step_noise(like, clean, SEED) if stage == 1 else None,
     )
     expected = by_diffusers(x, clean, stage=stage)
     assert torch.equal(ours.video, expected.video)
