@@ -13,6 +13,8 @@ from app.estimate import FileFound
 from runtime.checkpoints.classify import Part, classify
 from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.checkpoints.modes import KNOWN_MODELS
+from runtime.ltx.census import ROLE as LTX_ROLE
+from runtime.ltx.orders import problem_of
 from runtime.messages import Plan
 
 
@@ -67,6 +69,9 @@ def _look(plan: Plan, role: str, path: Path) -> tuple[Part | None, FileFound]:
         known = KNOWN_MODELS.stat().st_mtime_ns if KNOWN_MODELS.exists() else 0
         wanted = families.of_plan(plan).parts.get(role, role)
         part = _part(path, wanted, state.st_mtime_ns, state.st_size, known)
+        if wanted == LTX_ROLE and not part.problem:
+            told = _ltx_problem(path, plan.ltx_nvfp4_order, state.st_mtime_ns, state.st_size)
+            part = replace(part, problem=told)
     except FileNotFoundError:
         problem = f"{path} is not there; put the file there or change [models] in the plan"
         return None, _with(blank, problem)
@@ -96,6 +101,13 @@ def _part(path: Path, role: str, changed: int, size: int, known: int) -> Part:
         holds = ", ".join(part.family for part in parts.values())
         raise CheckpointError(f"{path} holds {holds}, the plan names it as its {role}")
     return parts[role]
+
+
+@functools.lru_cache(maxsize=64)
+def _ltx_problem(path: Path, order: str, changed: int, size: int) -> str:
+    """Whether the file is what its own header's config asks for, and its NVFP4 order is known."""
+    del changed, size
+    return problem_of(read_header(path), order)
 
 
 def _stored(part: Part) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.checkpoints.header import CheckpointError, Header, TensorInfo, read_bytes, read_header
 from runtime.checkpoints.roles import own_names
-from runtime.ltx.census import ROLE, Census
+from runtime.ltx.census import ROLE, Census, read_census
 from runtime.messages import LTX_NVFP4_ORDERS
 
 ORDERS = LTX_NVFP4_ORDERS
@@ -64,6 +64,17 @@ def known_order(census: Census, order: str) -> str:
             f"to one of {', '.join(ORDERS)}"
         )
     return PUBLISHED
+
+
+def problem_of(header: Header, order: str) -> str:
+    """Why open_denoiser would refuse the file of this header, "" if it would not."""
+    try:
+        census = read_census(header)
+        census.check()
+        known_order(census, order)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def detected(readings: tuple[Reading, ...]) -> str:

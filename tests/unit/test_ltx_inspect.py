@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.models import look
 from launch import main
 from runtime.checkpoints.classify import classify
 from runtime.checkpoints.header import read_header
@@ -18,6 +19,7 @@ from runtime.ltx.attention import load_ltx_attention
 from runtime.ltx.demo import random_denoiser, write_denoiser
 from runtime.ltx.load import load_connectors, load_denoiser, open_denoiser
 from runtime.ltx.published import FORMATS, published
+from runtime.messages import ModelFiles, Plan
 from tests.checkpoint_files import read_all, tiny
 from tests.ltx_files import write_bf16, write_nvfp4
 
@@ -182,6 +184,35 @@ def test_a_full_size_file_is_read_in_seconds_by_its_header(
     assert roles["table"] == 290
     assert roles["scale"] == 3 * 1176
     assert roles["connector"] == 2 * 129
+
+
+# preflight ---------------------------------------------------------------------------------------
+
+
+def looked_at(path: Path, order: str = "auto") -> str:
+    """What preflight says of the denoiser of a plan, "" when it can run."""
+    files = ModelFiles(dit=path, text_encoder=path, video_vae=path, audio_vae=path)
+    plan = Plan(name="p", family="ltx", models=files, ltx_nvfp4_order=order, video_vae_dtype="bf16")
+    return next(found.problem for found in look(plan).files if found.role == "dit")
+
+
+def test_preflight_refuses_what_the_loader_would(tmp_path: Path) -> None:
+    unmarked = write_nvfp4(tmp_path / "a.safetensors", markers="none")
+    assert "order of nibbles and scales is not known" in looked_at(unmarked)
+    assert looked_at(unmarked, "high_tiled") == ""
+    marked = write_nvfp4(tmp_path / "b.safetensors")
+    assert looked_at(marked) == ""
+    assert "has markers, which mean high_tiled" in looked_at(marked, "low_linear")
+
+    def cut(tensors: dict[str, object], metadata: object) -> None:
+        del tensors["proj_out.bias"]
+
+    assert "1 tensors missing: proj_out.bias" in looked_at(
+        write_nvfp4(tmp_path / "c.safetensors", cut)
+    )
+    bare = write_bf16(tmp_path / "d.safetensors", lambda tensors, metadata: metadata.pop("config"))
+    assert "the header has no config" in looked_at(bare)
+    assert "holds MiniMax H3 DiT" in looked_at(tiny(tmp_path, "dit", "pruned_bf16"))
 
 
 # make-demo ---------------------------------------------------------------------------------------
