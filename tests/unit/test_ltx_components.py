@@ -88,6 +88,25 @@ def test_decoded_chunks_are_diffusers_frames(video_vae: VideoVAE) -> None:
     assert torch.equal(as_bytes, (expected * 255 + 0.5).to(torch.uint8))
 
 
+def test_half_types_round_the_modules_and_not_the_statistics(
+    folders: ComponentFolders, video_vae: VideoVAE, upsampler: Upsampler
+) -> None:
+    half = torch.bfloat16
+    vae, _ = load_video_vae(folders.video_vae, channels=CONFIG.in_channels, device=CPU, dtype=half)
+    latent = noise(1, CONFIG.in_channels, 2, 2, 3)
+    rounding = 2**-6  # a few of bf16's 2^-9 each, added up
+    assert vae.module.dtype == half
+    assert torch.equal(vae.denormalised(latent), video_vae.denormalised(latent))
+    ours, exact = (
+        torch.cat(list(v.decode_stream(latent, as_bytes=False))) for v in (vae, video_vae)
+    )
+    assert 0 < float((ours - exact).abs().mean()) < rounding
+    doubling, _ = load_upsampler(folders.upsampler, vae, dtype=half)
+    doubled, wanted = doubling.double(latent), upsampler.double(latent)
+    assert doubled.dtype == FP32
+    assert 0 < float((doubled - wanted).norm() / wanted.norm()) < rounding
+
+
 def test_the_decoder_stops_between_its_blocks_and_names_bad_latents(video_vae: VideoVAE) -> None:
     latent, parts = noise(1, CONFIG.in_channels, 2, 2, 2), []
     with pytest.raises(Cancelled):
