@@ -11,7 +11,8 @@ from runtime.messages import FP8_BACKENDS, Plan
 # What fp8_rowwise and fp8_tensorwise compute: NARROW of runtime/h3/linears.py
 # The same are shared among tensor parallel ranks.
 SHARED = re.compile(r"blocks\.\d+\.(attn\.(qkv|out)_proj|mlp\.fc[12])\.")
-_DEQUANTISED = ("nvfp4_dequant", "fp8_dequant")  # widened at use, or at load with weights = cached
+# widened at use, or at load with weights = cached
+_DEQUANTISED = ("nvfp4_dequant", "fp8_dequant", "int8_dequant")
 
 
 def converted(tensor: TensorReport, plan: Plan, rule: Residence) -> int | None:

@@ -23,6 +23,7 @@ from runtime.h3.schedule import sigmas_for
 from runtime.h3.synthetic import synthetic_conditioning
 from runtime.messages import Ref2VARequest, frame_count
 from runtime.parity.golden import Golden
+from runtime.parity.plans import expanded
 from runtime.parity.replay.e2e import stored_conditioning
 
 REQUESTS = Path(__file__).parents[2] / "presets" / "requests"
@@ -144,7 +145,7 @@ def aligned_case(dit: Path) -> Case:
 
 def read_request(name: str, changes: dict[str, object]) -> Ref2VARequest:
     """A request without references, of a TOML file or of a name in presets/requests."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix != ".toml":
         path = REQUESTS / f"{name}.toml"
     if not path.is_file():

@@ -28,6 +28,7 @@ _EXACT = {
     "dense": "dense",
     "nvfp4": "nvfp4_dequant",
     "fp8": "fp8_dequant",
+    "int8": "int8_dequant",
     "elementwise": "eager",
     "cache": "off",
 }

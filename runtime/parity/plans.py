@@ -14,11 +14,13 @@ from typing import Any
 from runtime.messages import ModelFiles, Plan
 
 FOLDER = Path(__file__).parents[2] / "presets" / "plans"
+_FILES = ("dit", "text_encoder", "video_vae", "audio_vae")
+_LAYERS = "deepstack_layers"
 
 
 def read_plan(name: str) -> Plan:
     """The plan of a TOML file or of a name in presets/plans; ValueError with one sentence."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix != ".toml":
         path = FOLDER / f"{name}.toml"
     if not path.is_file():
@@ -32,22 +34,28 @@ def read_plan(name: str) -> Plan:
     return Plan(models=models, **{"name": path.stem, **_typed(path, table)})
 
 
+def expanded(text: str) -> Path:
+    """A path as typed, with its ~ replaced; ValueError for the home of a user who is not there."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{text} leads nowhere ({error}); check the path") from error
+
+
 def _models(path: Path, table: Any) -> ModelFiles:
-    """The four files, relative to the plan; an unnamed one is an empty path."""
+    """The files, relative to the plan; one of the four that is not named is an empty path."""
     if not isinstance(table, dict):
         raise ValueError(f"models in {path.name} must be a table like [models], got {table!r}")
-    names = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer")
-    named = {name: _file(path, name, table[name]) for name in names if name in table}
-    files = ModelFiles(
-        dit=named.get("dit", Path()),
-        text_encoder=named.get("text_encoder", Path()),
-        video_vae=named.get("video_vae", Path()),
-        audio_vae=named.get("audio_vae", Path()),
-        tokenizer=named.get("tokenizer"),
-    )
-    if "deepstack_layers" not in table:
+    known = [field.name for field in fields(ModelFiles)]
+    if unknown := [name for name in table if name not in known]:
+        raise ValueError(
+            f"unknown key {unknown[0]!r} in [models] of {path.name}; it has {', '.join(known)}"
+        )
+    named = {name: _file(path, name, value) for name, value in table.items() if name != _LAYERS}
+    files = ModelFiles(**{**dict.fromkeys(_FILES, Path()), **named})
+    if _LAYERS not in table:
         return files
-    layers = table["deepstack_layers"]
+    layers = table[_LAYERS]
     if not isinstance(layers, list) or [type(layer) for layer in layers] != [int, int, int]:
         raise ValueError(
             f"[models] deepstack_layers in {path.name} must be three whole numbers like "
@@ -60,7 +68,7 @@ def _models(path: Path, table: Any) -> ModelFiles:
 def _file(path: Path, name: str, value: Any) -> Path:
     if not isinstance(value, str) or not value:
         raise ValueError(f"[models] {name} in {path.name} must be a path in quotes, got {value!r}")
-    return path.parent / Path(value).expanduser()
+    return path.parent / expanded(value)
 
 
 def _typed(path: Path, table: dict[str, Any]) -> dict[str, Any]:

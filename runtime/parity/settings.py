@@ -23,6 +23,12 @@ NVFP4 = {"exact": "nvfp4_native", "fallback": "nvfp4_kitchen_fallback"}
 FORMATS = {"nvfp4": "nvfp4", "fp8": "float8_e4m3fn", "int8": "int8_tensorwise"}  # field -> stored
 VAE_DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16"}
 VAE_KINDS = ("vae_decode", "vae_encode")
+# of attention backends
+OPTIONS = {
+    "kj": ("kj_mode",),
+    "sol": ("sol_tau", "sol_sinks"),
+    "sol_nvlabs": ("sol_tau", "sol_sinks"),
+}
 # Their dtype, NVFP4 backend and form are told from the names of what they store (ltx_files.py)
 LTX_ATTENTION = ("ltx_forward", "ltx_connectors", "ltx_sampler")
 
@@ -65,6 +71,8 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         name=plan.name,
         attention=plan.attention,
         kj_mode=plan.kj_mode,
+        sol_tau=plan.sol_tau,
+        sol_sinks=plan.sol_sinks,
         elementwise=plan.elementwise,
         island_rounding=plan.island_rounding,
         weights=plan.weights,
@@ -97,6 +105,7 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
         found += [
             _setting("dtype", plan.dtype, "golden"),
             _setting("attention", plan.attention, by),
+            *_options(plan, plan.attention),
             _setting("elementwise", plan.elementwise, by),
             *(_setting(field, getattr(plan, field), "golden") for field in _fields(checkpoint)),
         ]
@@ -116,14 +125,23 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
             "video_vae_dtype",
         )
         found += [_setting(field, getattr(setup.plan, field), "plan") for field in fields]
+        found += _options(setup.plan, setup.plan.attention, setup.plan.vae_attention)
     if golden.kind in LTX_ATTENTION:
         attention = setup.plan.attention if setup.plan else "sdpa"
         found.append(_setting("attention", attention, by))
     if golden.kind in VAE_KINDS:
-        found.append(_setting("vae_attention", vae_attention(golden, setup), by))
+        attention = vae_attention(golden, setup)
+        found.append(_setting("vae_attention", attention, by))
+        found += _options(setup.plan, attention) if setup.plan else []
         dtype = _vae_dtype(golden.header["vae_dtype"])
         found.append(_setting("video_vae_dtype", dtype, "golden"))
     return found
+
+
+def _options(plan: Plan, *attention: str) -> list[Setting]:
+    """What a plan says to these backends beside their names: another mode is another kernel."""
+    names = dict.fromkeys(option for name in attention for option in OPTIONS.get(name, ()))
+    return [_setting(name, str(getattr(plan, name)), "plan") for name in names]
 
 
 def _own(golden: Golden, setup: Setup) -> Plan:

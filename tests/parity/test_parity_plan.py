@@ -15,10 +15,12 @@ from PIL import Image
 
 from runtime.parity import command
 from runtime.parity.dump import palette, write_frames
+from runtime.parity.golden import Golden
 from runtime.parity.judge import replay_case
 from runtime.parity.metrics import compare
 from runtime.parity.places import Place, place_of
 from runtime.parity.plans import read_plan
+from runtime.parity.settings import denoiser, plan_of, settings_of
 from runtime.parity.setup import Setup
 from tests.parity.test_parity_honest import GOLDENS, parity
 
@@ -104,6 +106,8 @@ def test_a_plans_island_rounding_is_really_used(tiny_checkpoints: Path, cpu_path
         ("= 3\n", "is not valid TOML"),
         ("models = 3\n", r"models in p.toml must be a table like \[models\], got 3"),
         ("[models]\ndit = 3\n", "dit in p.toml must be a path in quotes, got 3"),
+        ("[models]\ndit_file = 'x'\n", r"unknown key 'dit_file' in \[models\] of p.toml; it has"),
+        ("[models]\ndit = '~nosuchuser/x'\n", "~nosuchuser/x leads nowhere"),
         ("[models]\ndeepstack_layers = 3\n", "must be three whole numbers .* got 3"),
         ("[models]\ndeepstack_layers = [1, 2]\n", r"three whole numbers .* got \[1, 2\]"),
         ("[models]\ndeepstack_layers = [0, 1, '2']\n", "must be three whole numbers"),
@@ -128,6 +132,28 @@ def test_a_plan_with_memory_low_is_refused_as_parity_looks_inside_its_attention(
 def test_a_plan_that_is_not_there_is_refused_with_the_known_names(name: str) -> None:
     with pytest.raises(ValueError, match=r"there is no plan .* cpu, h200x1"):
         read_plan(name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"attention": "kj", "kj_mode": "fp16_triton"}, {"kj_mode": "fp16_triton"}),
+        ({"attention": "sol", "sol_tau": 0.5}, {"sol_tau": "0.5", "sol_sinks": "conditioning"}),
+        ({"attention": "sdpa", "kj_mode": "fp16_triton"}, {}),
+    ],
+)
+def test_the_options_of_the_attention_are_those_of_the_plan_and_are_told(
+    fields: dict[str, str], told: dict[str, str], tiny_checkpoints: Path
+) -> None:
+    path = golden("unit_pruned_fp32")
+    setup = Setup(plan=replace(CPU_PLAN, **fields))  # type: ignore[arg-type]
+    case = Golden(path)
+    settings = {s["field"]: s["value"] for s in settings_of(case, tiny_checkpoints, setup)}
+    assert settings["attention"] == fields["attention"]
+    options = ("kj_mode", "sol_tau", "sol_sinks")
+    assert {name: settings[name] for name in options if name in settings} == told
+    replayed = plan_of(case, denoiser(case, tiny_checkpoints), setup)
+    assert all(getattr(replayed, name) == value for name, value in fields.items())
 
 
 # ---- figures

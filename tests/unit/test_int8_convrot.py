@@ -150,3 +150,16 @@ def test_the_backend_is_registered_and_names_its_route() -> None:
     assert backend.reason(CPU) == ""
     assert "exact float32 blocks" in backend.route(CPU)
     assert "_int_mm" in backend.route(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("group", [0, 16])
+def test_the_exact_backend_of_int8_layers_rounds_no_activation(group: int) -> None:
+    weight = packed(24, 64, group=group)
+    x = torch.randn(11, 64, generator=torch.Generator().manual_seed(1))
+    exact = linear_backend("int8_dequant").build(weight)(x)
+    wide = weight.tensors["weight"].double() * weight.tensors["weight_scale"].double()
+    rows = rotate(x.double(), group) if group else x.double()
+    want = rows @ wide.T + weight.tensors["bias"].double()
+    assert float((exact - want).norm() / want.norm()) < 1e-6
+    lossy = Int8ConvRotLinear(weight)(x)
+    assert 1e-3 < float((lossy - want).norm() / want.norm()) < 5e-2

@@ -27,6 +27,7 @@ BACKENDS = (
     "fp8_dequant",
     "fp8_native",
     "int8_convrot",
+    "int8_dequant",
 )
 
 
