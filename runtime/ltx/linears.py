@@ -18,18 +18,21 @@ from runtime.kernels.linear import linear_builder
 from runtime.kernels.unavailable import Unavailable
 from runtime.ltx.orders import PUBLISHED
 
+ROWS_MULTIPLE, COLUMNS_MULTIPLE = 8, 32  # of N and K on FP4 tensor cores (1.4)
 BACKENDS = ("nvfp4_dequant", "nvfp4_native", "nvfp4_kitchen_fallback")
 
 
 def choose(
     layers: Mapping[str, LayerQuant],
+    shapes: Mapping[str, tuple[int, int]],
     nvfp4: str,
     device: torch.device,
     dtype: torch.dtype,
     *,
     cached: bool = False,
 ) -> Callable[[PackedWeight, nn.Module], nn.Module]:
-    """A `build_linear` for load_into. layers: the quantised ones. nvfp4: one of BACKENDS.
+    """A `build_linear` for load_into. layers: the quantised ones, shapes: their [N, K]; nvfp4: one
+    of BACKENDS.
 
     cached: what would be dequantised at use is widened to `dtype` at load and stays so (the whole
     published model then takes 42 GB). ValueError or Unavailable, before anything is read, for a
@@ -39,15 +42,31 @@ def choose(
         raise ValueError(
             f"nvfp4 of an LTX plan must be one of {', '.join(BACKENDS)}, got {nvfp4!r}"
         )
+    if nvfp4 == "nvfp4_native" and device.type == "cuda":
+        _check_tensor_cores(layers, shapes, dtype)
+    widened = (lambda layer: dtype) if cached else None
+    return linear_builder({"nvfp4": nvfp4}, layers, device, cached=widened)
+
+
+def _check_tensor_cores(
+    layers: Mapping[str, LayerQuant], shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype
+) -> None:
+    """What a first step would find out after minutes."""
     narrow = [layer for layer, quant in layers.items() if not quant.full_precision]
-    if narrow and nvfp4 == "nvfp4_native" and device.type == "cuda" and dtype == torch.float32:
+    if narrow and dtype == torch.float32:
         raise Unavailable(
-            nvfp4,
+            "nvfp4_native",
             f"{len(narrow)} layers are nvfp4, whose matmul on a GPU gives no fp32, and dtype is "
             f"fp32; set dtype to bf16, or nvfp4 to nvfp4_dequant",
         )
-    widened = (lambda layer: dtype) if cached else None
-    return linear_builder({"nvfp4": nvfp4}, layers, device, cached=widened)
+    for layer in narrow:
+        rows, columns = shapes[layer]
+        if rows % ROWS_MULTIPLE or columns % COLUMNS_MULTIPLE:
+            raise Unavailable(
+                "nvfp4_native",
+                f"layer {layer} has {rows} rows and {columns} columns, and the FP4 matmul needs "
+                f"multiples of {ROWS_MULTIPLE} and {COLUMNS_MULTIPLE}; set nvfp4 to nvfp4_dequant",
+            )
 
 
 def in_published_order(packed: PackedWeight, order: str) -> PackedWeight:

@@ -72,7 +72,8 @@ def load_denoiser(
     """
     if tables not in TABLES:
         raise ValueError(f"tables must be {' or '.join(TABLES)}, got {tables!r}")
-    build = choose(checkpoint.layers, nvfp4, device, dtype, cached=cached)
+    shapes = checkpoint.census.index.shapes
+    build = choose(checkpoint.layers, shapes, nvfp4, device, dtype, cached=cached)
     with torch.device("meta"):
         keyframes = checkpoint.census.keyframes
         model = LTXModel(checkpoint.census.config, attend, keyframes=keyframes, form=form)
@@ -118,7 +119,7 @@ def load_connectors(
         checkpoint,
         device=device,
         dtype_of=lambda name, stored: dtype,
-        build_linear=choose({}, "nvfp4_dequant", device, dtype),
+        build_linear=choose(checkpoint.layers, census.index.shapes, "nvfp4_dequant", device, dtype),
         ignore=_connector_names(checkpoint, inside=False),
     )
     return connectors.eval().requires_grad_(False)

@@ -28,6 +28,7 @@ NAMES = (
     "transformer_blocks.0.audio_ff.net.2",
 )
 QUANT = LayerQuant(format="nvfp4")
+SHAPES = {"transformer_blocks.0.ff.net.2": (144, 128)}
 
 
 def layer_of(
@@ -107,7 +108,9 @@ def test_layers_of_a_file_are_their_weights_but_for_four_bits(tmp_path: Path) ->
 def test_w4a4_takes_the_files_input_scale_and_no_other() -> None:
     x = normal(9, 128).bfloat16()
     packed = layer_of(uneven(144, 128))
-    linear = choose({packed.layer: QUANT}, "nvfp4_native", CPU, torch.bfloat16)(packed, nn.Module())
+    linear = choose({packed.layer: QUANT}, SHAPES, "nvfp4_native", CPU, torch.bfloat16)(
+        packed, nn.Module()
+    )
     assert isinstance(linear, NVFP4NativeLinear)
     assert torch.equal(activation_scale(x, linear.input_scale), packed.tensors["input_scale"])
     larger = dict(packed.tensors) | {"input_scale": 3 * packed.tensors["input_scale"]}
@@ -129,7 +132,9 @@ def test_w4a4_on_the_cpu_is_the_exact_product_of_both_roundings() -> None:
     rounded = {"weight": codes, "weight_scale": blocks, "weight_scale_2": scale}
     x_wide = by_formula(rounded, 24, 128)
     wanted = x_wide @ by_formula(dict(packed.tensors), 144, 128).t() + bias.double()
-    linear = choose({packed.layer: QUANT}, "nvfp4_native", CPU, torch.bfloat16)(packed, nn.Module())
+    linear = choose({packed.layer: QUANT}, SHAPES, "nvfp4_native", CPU, torch.bfloat16)(
+        packed, nn.Module()
+    )
     got = linear(x)
     assert got.dtype == torch.bfloat16
     assert (got.double() - wanted).abs().max() <= 2**-8 * wanted.abs().max()
@@ -141,7 +146,9 @@ def test_w4a4_on_the_cpu_is_the_exact_product_of_both_roundings() -> None:
 def test_w4a16_rounds_no_activation() -> None:
     x = normal(9, 128)
     packed = layer_of(uneven(144, 128))
-    linear = choose({packed.layer: QUANT}, "nvfp4_dequant", CPU, torch.float32)(packed, nn.Module())
+    linear = choose({packed.layer: QUANT}, SHAPES, "nvfp4_dequant", CPU, torch.float32)(
+        packed, nn.Module()
+    )
     assert isinstance(linear, DequantisedLinear)
     assert torch.equal(linear(x), F.linear(x, dequantise(packed, torch.float32)))
 
@@ -150,8 +157,10 @@ def test_cached_weights_give_the_same_bits_and_are_wide() -> None:
     x = normal(9, 128).bfloat16()
     packed = layer_of(uneven(144, 128))
     layers = {packed.layer: QUANT}
-    at_use = choose(layers, "nvfp4_dequant", CPU, torch.bfloat16)(packed, nn.Module())
-    kept = choose(layers, "nvfp4_dequant", CPU, torch.bfloat16, cached=True)(packed, nn.Module())
+    at_use = choose(layers, SHAPES, "nvfp4_dequant", CPU, torch.bfloat16)(packed, nn.Module())
+    kept = choose(layers, SHAPES, "nvfp4_dequant", CPU, torch.bfloat16, cached=True)(
+        packed, nn.Module()
+    )
     assert isinstance(kept, DenseLinear)
     assert kept.weight.dtype == torch.bfloat16
     assert torch.equal(at_use(x), kept(x))
@@ -160,21 +169,32 @@ def test_cached_weights_give_the_same_bits_and_are_wide() -> None:
 @pytest.mark.parametrize("name", ["fp8_dequant", "dense", "w4a4", ""])
 def test_another_backend_is_refused_with_the_three_that_there_are(name: str) -> None:
     with pytest.raises(ValueError, match=f"must be one of {', '.join(BACKENDS)}, got"):
-        choose({}, name, CPU, torch.bfloat16)
+        choose({}, {}, name, CPU, torch.bfloat16)
 
 
 def test_w4a4_needs_blackwell_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     layers, gpu = {"transformer_blocks.0.ff.net.2": QUANT}, torch.device("cuda", 0)
     with pytest.raises(Unavailable, match=r"compute capability 10\.0 \(Blackwell\), .* has 9\.0"):
-        choose(layers, "nvfp4_native", gpu, torch.bfloat16)
+        choose(layers, SHAPES, "nvfp4_native", gpu, torch.bfloat16)
     with pytest.raises(Unavailable, match="set dtype to bf16"):
-        choose(layers, "nvfp4_native", gpu, torch.float32)
-    assert choose(layers, "nvfp4_dequant", gpu, torch.float32)
+        choose(layers, SHAPES, "nvfp4_native", gpu, torch.float32)
+    assert choose(layers, SHAPES, "nvfp4_dequant", gpu, torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(12, 64), (16, 48)])
+def test_w4a4_on_a_gpu_refuses_a_layer_of_odd_size_by_name(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    layers, shapes = {"a": QUANT}, {"a": shape}
+    with pytest.raises(Unavailable, match=rf"layer a has {shape[0]} rows and {shape[1]} columns"):
+        choose(layers, shapes, "nvfp4_native", torch.device("cuda", 0), torch.bfloat16)
+    assert choose(layers, shapes, "nvfp4_native", CPU, torch.bfloat16)
 
 
 def test_a_layer_flagged_full_precision_is_widened_whatever_is_named() -> None:
     packed = layer_of(uneven(144, 128))
     layers = {packed.layer: LayerQuant(format="nvfp4", full_precision=True)}
-    built = choose(layers, "nvfp4_native", CPU, torch.bfloat16)(packed, nn.Module())
+    built = choose(layers, SHAPES, "nvfp4_native", CPU, torch.bfloat16)(packed, nn.Module())
     assert isinstance(built, DequantisedLinear)

@@ -430,6 +430,26 @@ def test_connectors_come_from_the_same_file(copy: Path) -> None:
     assert all(torch.equal(t, wanted[n]) for n, t in found.state_dict().items())
 
 
+def test_any_linear_may_be_packed(tmp_path: Path) -> None:
+    wanted = {}
+
+    def pack(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        for layer in ("audio_embeddings_connector.transformer_1d_blocks.0.ff.net.2", "proj_out"):
+            for suffix, tensor in packed_as(tensors.pop(f"{layer}.weight")).items():
+                tensors[f"{layer}.{suffix}"] = tensor
+            tensors[f"{layer}.comfy_quant"] = marker()
+            wanted[layer] = tensors[f"{layer}.weight"]
+
+    checkpoint = open_denoiser(write_bf16(tmp_path / "a.safetensors", pack))
+    where = {"device": CPU, "dtype": torch.float32}
+    modules = (
+        load_connectors(checkpoint, attend(), **where),
+        load_denoiser(checkpoint, attend(), **where)[0],
+    )
+    for module, (layer, codes) in zip(modules, wanted.items(), strict=True):
+        assert torch.equal(module.get_submodule(layer).weight, codes)
+
+
 def test_tables_stay_f32_and_comfy_rounds_them(copy: Path) -> None:
     kept, rounded = (load(copy, dtype=torch.bfloat16, tables=t) for t in ("fp32", "comfy"))
     stored = weights()
