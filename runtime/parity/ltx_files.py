@@ -49,7 +49,7 @@ class Program:
 
     def rope_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """ComfyUI rounds its tables to the latents' dtype, diffusers keeps fp32."""
-        return dtype if self.form is COMFY else torch.float32
+        return dtype if self.form.name == COMFY.name else torch.float32
 
 
 PROGRAMS = {
@@ -96,7 +96,7 @@ class Denoisers:
     def __init__(self, golden: Golden, checkpoints: Path, setup: Setup) -> None:
         self.checkpoint = open_named(golden, checkpoints)
         self.setup = setup
-        self._models: dict[tuple[Arithmetic, str], LTXModel] = {}
+        self._models: dict[tuple[Arithmetic, Form], LTXModel] = {}
 
     def attend(self, dtype: torch.dtype) -> Attend:
         """The plan's attention, else SDPA."""
@@ -105,7 +105,7 @@ class Denoisers:
 
     def get(self, arithmetic: Arithmetic, form: Form) -> LTXModel:
         """Tables are rounded as both oracles had them in half types (README, surprise 5)."""
-        key = arithmetic, form.name
+        key = arithmetic, form
         if key not in self._models:
             self._models[key], _ = load_denoiser(
                 self.checkpoint,
