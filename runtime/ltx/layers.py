@@ -14,10 +14,9 @@ from runtime.ltx.forms import Form
 from runtime.ltx.packing import Rotation
 
 
-def rms(x: Tensor, eps: float) -> Tensor:
+def rms(x_BTD: Tensor, eps: float) -> Tensor:
     """x / rms(x) over the last axis, no weight; fp32 inside, rounded once."""
-    mean_square = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
-    return (x * torch.rsqrt(mean_square + eps)).to(x.dtype)
+    return F.rms_norm(x_BTD, x_BTD.shape[-1:], eps=eps)
 
 
 def modulated(x_BTD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

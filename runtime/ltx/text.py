@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.kernels.attention.base import Attend
 from runtime.ltx.config import FF_FACTOR, LTXConfig
 from runtime.ltx.forms import MODEL, Form
-from runtime.ltx.layers import Attention, FeedForward
+from runtime.ltx.layers import Attention, FeedForward, rms
 from runtime.ltx.model import Contexts
 from runtime.ltx.packing import Rotation, rotation
 
@@ -64,9 +63,9 @@ class ConnectorBlock(nn.Module):
         self.ff = FeedForward(width, FF_FACTOR * width, bias=True)
 
     def forward(self, x_BTD: Tensor, rope: Rotation) -> Tensor:
-        h = _rms(x_BTD)
+        h = rms(x_BTD, NORM_EPS)
         x_BTD = x_BTD + self.attn1(h, h, rope)
-        return x_BTD + self.ff(_rms(x_BTD))
+        return x_BTD + self.ff(rms(x_BTD, NORM_EPS))
 
 
 class Connector(nn.Module):
@@ -96,7 +95,7 @@ class Connector(nn.Module):
         rope = self.rope(rows).to(device, torch.float32)
         for block in self.transformer_1d_blocks:
             x_BTD = block(x_BTD, rope)
-        return _rms(x_BTD)
+        return rms(x_BTD, NORM_EPS)
 
     def rope(self, rows: int) -> Rotation:
         """Rotation by the row's index, fp32 on the CPU."""
@@ -138,7 +137,3 @@ def with_registers(x_BSD: Tensor, mask_BS: Tensor, registers_RD: Tensor, rows: i
     filled = registers_RD[register_T].to(x_BSD.dtype)
     pairs = zip(x_BSD, keep_BS, strict=True)
     return torch.stack([torch.cat([x[keep], filled[int(keep.sum()) :]]) for x, keep in pairs])
-
-
-def _rms(x_BTD: Tensor) -> Tensor:
-    return F.rms_norm(x_BTD, x_BTD.shape[-1:], eps=NORM_EPS)
