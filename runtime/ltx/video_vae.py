@@ -22,6 +22,7 @@ from runtime.nonfinite import require_finite
 
 ENCODE_STAGE = "video VAE encode"
 DECODE_STAGE = "video VAE decode"
+UP_STAGES = 4  # of the decoder; LTX-2's first one has three over the same compression
 CHUNK_FRAMES = 16  # frames that leave the device together
 BYTE_MAX = 255
 
@@ -129,6 +130,12 @@ def load_video_vae(
     check_option(folder, config, "latent_channels", channels)
     check_option(folder, config, "timestep_conditioning", False)
     check_option(folder, config, "scaling_factor", 1.0)
+    stages = len(config["upsample_type"])
+    if stages != UP_STAGES:
+        raise CheckpointError(
+            f"{folder} has a decoder of {stages} stages, but LTX-2.5 has {UP_STAGES}; it is the "
+            f"VAE of another version"
+        )
     for side in ("down", "up"):
         found = compression(config, side)
         if found != (PIXELS_PER_LATENT, FRAMES_PER_LATENT):

@@ -230,6 +230,21 @@ def test_options_of_another_vae_are_refused(
         load_vae(folder)
 
 
+def test_the_vae_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    from diffusers import AutoencoderKLLTX2Video
+
+    first = AutoencoderKLLTX2Video(  # three stages, as diffusers has them by default
+        latent_channels=CONFIG.in_channels,
+        block_out_channels=(8, 16, 32, 64),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_block_out_channels=(8, 16, 32),
+        decoder_layers_per_block=(1, 1, 1, 1),
+    )
+    first.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"a decoder of 3 stages, but LTX-2.5 has 4; it is"):
+        load_vae(tmp_path)
+
+
 def test_the_compression_is_that_of_the_blocks_not_what_the_config_claims() -> None:
     published = {
         "patch_size": 4,
