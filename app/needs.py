@@ -30,6 +30,19 @@ class Past:
     peak_runs: int = 0  # runs that told one
 
 
+def lacking(plan: Plan, machine: Machine) -> str:
+    """Which GPUs the machine has not, as a sentence; "" for a plan on the CPU."""
+    if plan.device != "cuda":
+        return ""
+    if not machine.gpus:
+        why = machine.reason or "this machine reports none"
+        return f"This plan needs a CUDA GPU: {why}."
+    ranks = Layout.parse(plan.layout).ranks
+    if ranks > len(machine.gpus):
+        return f"Layout {plan.layout} needs {ranks} GPUs: this machine has {len(machine.gpus)}."
+    return ""
+
+
 def vram(plan: Plan, machine: Machine, phases: tuple[Phase, ...], past: Past) -> Need:
     """phases: empty when files or references cannot be read."""
     if plan.device != "cuda":
@@ -38,14 +51,9 @@ def vram(plan: Plan, machine: Machine, phases: tuple[Phase, ...], past: Past) ->
     told = Need(
         what="VRAM", verdict="unknown", reason="", needed=needed, source=source, phases=phases
     )
-    if not machine.gpus:
-        why = machine.reason or "this machine reports none"
-        reason = f"This plan needs a CUDA GPU: {why}."
+    if reason := lacking(plan, machine):
         return replace(told, verdict="no", reason=reason)
     ranks = Layout.parse(plan.layout).ranks
-    if ranks > len(machine.gpus):
-        reason = f"Layout {plan.layout} needs {ranks} GPUs: this machine has {len(machine.gpus)}."
-        return replace(told, verdict="no", reason=reason)
     # rank 0 has the text encoder too: what fits there fits on the others, if those are alike
     gpu = min(machine.gpus[:ranks], key=lambda one: one.total or 0)
     if needed is None:

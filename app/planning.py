@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app import ltx_planning, models, preflight
+from app import ltx_planning, models, needs, preflight
 from app.backends import Probe, Publisher, unavailable
 from app.errors import WrongState
 from app.estimate import Estimate
@@ -71,6 +71,16 @@ class Planning:
             loaded=status.plan == plan and status.state in _LOADED,
             unavailable=unavailable(self._probe.stored(machine.name), plain(plan)),
         )
+
+    def refusal(self, plan: Plan) -> str:
+        """Why this machine cannot run the plan, whatever the request; "" if nothing is known."""
+        machine = self.machine()
+        try:
+            preflight.check_models(plan)
+        except ValueError as error:
+            return str(error)
+        said = unavailable(self._probe.stored(machine.name), plain(plan))
+        return next(iter(said), needs.lacking(plan, machine))
 
     def check_memory(self, request: Request, plan: Plan) -> None:
         """ValueError for what cannot fit on the GPU or run there, for a caller without `force`."""

@@ -57,6 +57,7 @@ class PlanJson(_Strict):
     int8: str | None = None
     amax: str | None = None
     overlap: str | None = None
+    gather: str | None = None
     weights: str | None = None
     elementwise: str | None = None
     island_rounding: str | None = None
@@ -137,7 +138,10 @@ def _add_plans(routes: APIRouter, planning: Planning, asked: Any) -> None:
 
     @routes.get("/plans")
     def listed(who: User = asked) -> dict[str, Any]:
-        """Every plan with its fields; one whose file is damaged has a problem instead."""
+        """Every plan with its fields; one whose file is damaged has a problem instead.
+
+        runs: nothing is known that keeps this machine from running it.
+        """
         return {"plans": [_entry(planning, name, who) for name in plans.names()]}
 
     @routes.get("/plans/{name}")
@@ -186,14 +190,15 @@ def _path(part: str, text: str) -> Path:
 def _entry(planning: Planning, name: str, who: User) -> dict[str, Any]:
     origin = planning.plans.names().get(name, "session")
     entry: dict[str, Any] = {"name": name, "origin": origin, "fields": None, "problem": ""}
-    entry["demo"] = False
+    entry |= {"demo": False, "runs": False}
     try:
         found = planning.plans.get(name)
     except (ValueError, OSError) as error:
         return entry | {"problem": str(error)}
     plan = {"plan": stored.plain(found)}
     fields = (plan if who.admin else records.without_folders(plan))["plan"]
-    return entry | {"fields": fields, "demo": presets.is_demo(found)}
+    runs = not planning.refusal(found)
+    return entry | {"fields": fields, "demo": presets.is_demo(found), "runs": runs}
 
 
 def _without_folders(

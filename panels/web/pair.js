@@ -9,11 +9,18 @@ function pairView(root, editor) {
     q('.ly-pair-alert').hidden = !text;
   }
 
+  // One that this machine can run the same request on; A again, its noise, where there is none.
+  function another(a) {
+    const family = (plans.find((plan) => plan.name === a) || { fields: {} }).fields.family;
+    const found = plans.find((plan) => plan.runs && plan.name !== a && plan.fields.family === family);
+    return found ? found.name : a;
+  }
+
   function choice() {
     const kept = h3.state('layout.pair') || {};
     const names = plans.filter((plan) => plan.fields).map((plan) => plan.name);
     const a = names.includes(kept.a) ? kept.a : h3.draft.get().plan;
-    const b = names.includes(kept.b) ? kept.b : names.find((name) => name !== a) || a;
+    const b = names.includes(kept.b) ? kept.b : another(a);
     h3.fill(q('.ly-a'), names, a);
     h3.fill(q('.ly-b'), names, b);
     between();

@@ -136,6 +136,23 @@ def test_a_number_out_of_its_range_is_refused_in_a_sentence_until_it_is_right(
     console.api(f"/plans/{OWN}", "DELETE")
 
 
+def test_plan_b_is_one_that_this_machine_can_run(page: Page, console: Server) -> None:
+    """Without a GPU and without other plans that is A again, and it says what that shows."""
+    forget_plan(console, OWN)
+    probed(page)
+    runs = [p["name"] for p in console.api("/plans")["plans"] if p["runs"]]
+    assert runs == ["cpu"]
+    page.until(lambda: page.value(".ly-b") == "cpu")
+    assert page.text(".ly-between") == "the same plan twice: only noise of the clock"
+    plan = {k: v for k, v in console.api("/plans/cpu")["fields"].items() if k != "name"}
+    console.api(f"/plans/{OWN}", "PUT", plan | {"threads": 1})
+    page.forget()
+    page.open()
+    probed(page)
+    page.until(lambda: page.value(".ly-b") == OWN)
+    console.api(f"/plans/{OWN}", "DELETE")
+
+
 def test_two_plans_are_queued_together_and_compared(page: Page, console: Server) -> None:
     plan = console.api("/plans/cpu")["fields"]
     fields = {key: value for key, value in plan.items() if key != "name"}

@@ -82,6 +82,17 @@ def test_every_preset_is_listed_with_its_fields(console: Console) -> None:
     assert listed[GPU]["fields"]["attention"] == "sdpa"
 
 
+def test_a_plan_that_this_machine_cannot_run_is_told_apart(console: Console) -> None:
+    listed = {p["name"]: p for p in client(console).get("/plans").json()["plans"]}
+    assert listed["cpu"]["runs"] and not listed[GPU]["runs"]
+    plan = console.planning.plans.get("cpu")
+    assert console.planning.refusal(plan) == ""
+    here = replace(plan, device="cuda", dtype="bf16")
+    assert console.planning.refusal(here).startswith("This plan needs a CUDA GPU: ")
+    missing = replace(plan, models=replace(plan.models, dit=Path("/no/dit.safetensors")))
+    assert "/no/dit.safetensors, which is not there" in console.planning.refusal(missing)
+
+
 def test_a_saved_plan_can_be_chosen_and_reads_back_as_it_was(console: Console) -> None:
     api = client(console)
     saved = api.put("/plans/mine", json=fields(console, dtype="fp32", threads=3))
