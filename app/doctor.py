@@ -25,6 +25,8 @@ from app.needs import CPU_ENGINE_RAM
 from app.nvml import Gpus
 from runtime.checkpoints.classify import classify
 from runtime.checkpoints.header import read_header
+from runtime.ltx.census import ROLE as LTX_ROLE
+from runtime.ltx.orders import problem_of
 from runtime.messages import Plan
 
 Status = Literal["ok", "warning", "fatal"]
@@ -180,8 +182,11 @@ def _checkpoints(plan: Plan) -> Iterator[Finding]:
 
 def _checkpoint(plan: Plan, file: Path, role: str, words: str) -> Finding:
     try:
-        parts = [part for part in classify(read_header(file)).parts if part.role == role]
+        header = read_header(file)
+        parts = [part for part in classify(header).parts if part.role == role]
         problem = parts[0].problem if parts else f"{file} holds no {words}"
+        if role == LTX_ROLE and not problem:
+            problem = problem_of(header, plan.ltx_nvfp4_order)
     except (ValueError, OSError) as error:
         problem = str(error)
     if problem:

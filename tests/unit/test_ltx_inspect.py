@@ -196,6 +196,22 @@ def looked_at(path: Path, order: str = "auto") -> str:
     return next(found.problem for found in look(plan).files if found.role == "dit")
 
 
+def test_doctor_refuses_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_nvfp4(tmp_path / "dit.safetensors", markers="none")
+    folders = "".join(
+        f'{role} = "{role}"\n'
+        for role in ("text_encoder", "video_vae", "audio_vae", "vocoder", "upsampler")
+    )
+    text = (
+        'family = "ltx"\ndevice = "cpu"\nvideo_vae_dtype = "fp32"\n[models]\n'
+        f'dit = "dit.safetensors"\n{folders}'
+    )
+    (tmp_path / "plan.toml").write_text(text)
+    assert main(["doctor", "--plan", str(tmp_path / "plan.toml")]) == 1
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if "denoiser  " in line)
+    assert said.startswith("fatal") and "order of nibbles and scales is not known" in said
+
+
 def test_preflight_refuses_what_the_loader_would(tmp_path: Path) -> None:
     unmarked = write_nvfp4(tmp_path / "a.safetensors", markers="none")
     assert "order of nibbles and scales is not known" in looked_at(unmarked)
