@@ -99,7 +99,8 @@ def _part(path: Path, role: str, changed: int, size: int, known: int) -> Part:
     parts = {part.role: part for part in classify(header).parts}
     if role not in parts:
         holds = ", ".join(part.family for part in parts.values())
-        raise CheckpointError(f"{path} holds {holds}, the plan names it as its {role}")
+        named = role.removeprefix("ltx_")
+        raise CheckpointError(f"{path} holds {holds}, the plan names it as its {named}")
     return parts[role]
 
 

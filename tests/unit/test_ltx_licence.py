@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,43 +14,14 @@ from app import licences, runs
 from app.access import User
 from app.console import Console
 from app.errors import Unacknowledged
-from app.licences import LTX, RANDOM_WEIGHTS
-from runtime.messages import LTXRequest, ModelFiles, Plan
+from app.licences import LTX
+from runtime.checkpoints.header import RANDOM_WEIGHTS
+from runtime.messages import LTXRequest
 from tests import fakes
 from tests.consoles import client, demo_plan, until
+from tests.ltx_plans import plan_of
 
 NAME = "/api/v1/licences"
-
-
-def denoiser(path: Path, license: str | None) -> Path:
-    """A safetensors file without tensors whose header says this of its licence."""
-    metadata = {"model_version": "2.5.0"} | ({} if license is None else {"license": license})
-    header = json.dumps({"__metadata__": metadata}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
-    return path
-
-
-def plan_of(folder: Path, license: str | None = "LTX-2.x Community License") -> Plan:
-    """A plan whose five folders are there and whose denoiser is this file."""
-    for part in ("text_encoder", "video_vae", "audio_vae", "vocoder", "upsampler"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    models = ModelFiles(
-        dit=denoiser(folder / "dit.safetensors", license),
-        text_encoder=folder / "text_encoder",
-        video_vae=folder / "video_vae",
-        audio_vae=folder / "audio_vae",
-        vocoder=folder / "vocoder",
-        upsampler=folder / "upsampler",
-    )
-    return Plan(
-        name="mine",
-        models=models,
-        family="ltx",
-        device="cpu",
-        dtype="fp32",
-        video_vae_dtype="fp32",
-        threads=1,
-    )
 
 
 def entries(root: Path) -> list[dict[str, object]]:

@@ -1,0 +1,402 @@
+"""Requests and plans of family ltx: their limits, their TOML, their JSON, and H3's beside them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from app import families, ltx_planning, plan_fields, preflight, presets, records, stored
+from app.console import Console
+from app.history import History
+from app.job import job_of, row_of
+from app.jobs import Job
+from app.shapes import LTXRequestJson
+from runtime.checkpoints.header import RANDOM_WEIGHTS
+from runtime.families import FAMILIES
+from runtime.ltx.attention import OPEN
+from runtime.ltx.demo import write_denoiser
+from runtime.ltx.schedule import STAGE1_SIGMAS, STAGE2_SIGMAS
+from runtime.messages import (
+    LTX_ATTENTION,
+    LTX_LEAVES,
+    LTX_ONLY,
+    LTX_STAGE_STEPS,
+    LTXRequest,
+    Plan,
+    Ref2VARequest,
+    Reference,
+)
+from tests import fakes
+from tests.consoles import client, demo_plan, until
+from tests.ltx_plans import FOLDERS, plan_of
+
+JOBS = "/api/v1/jobs"
+SMALL = {"family": "ltx", "prompt": "a calm sea", "width": 64, "height": 64, "frames": 9}
+
+
+def other_values() -> dict[str, Any]:
+    """A value that is not the default, of the fields that LTX has no use for and that have one."""
+    found: dict[str, Any] = {}
+    for field in plan_fields.plan_fields():
+        values: dict[str, tuple[Any, ...]] = {
+            "switch": (True, False),
+            "whole number": (1, 2),
+            "number": (0.5,),
+            **dict.fromkeys(("attention", "linear", "elementwise"), ("triton", "fp8_rowwise")),
+        }
+        for value in field.values or values.get(field.kind, ()):
+            if field.name in LTX_LEAVES and value != field.default and allowed(field.name, value):
+                found[field.name] = value
+    return found
+
+
+def allowed(name: str, value: Any) -> bool:
+    """In a plan of another family, alone."""
+    try:
+        replace(demo_plan(), **{name: value})
+    except ValueError:
+        return name in ("graphs", "overlap", "gather", "amax")  # only together with others
+    return True
+
+
+OTHERS = other_values()
+
+
+@pytest.fixture
+def ltx(tmp_path: Path) -> Plan:
+    return plan_of(tmp_path / "models", RANDOM_WEIGHTS)
+
+
+# ---- requests
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"width": 96}, "multiples of 64 for LTX, got 96x512; the nearest is 128x512"),
+        ({"height": 0}, "must be 64 to 4096"),
+        ({"width": 8192}, "must be 64 to 4096"),
+        (
+            {"frames": 120},
+            "frames must be 8k+1 between 9 and 1201 for LTX, got 120; the next is 121",
+        ),
+        ({"frames": 1}, "the next is 9"),
+        ({"frames": 1209}, "the next is 1201"),
+        ({"fps": 7}, "fps must be 8 to 60, got 7"),
+        ({"fps": 61}, "fps must be 8 to 60, got 61"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 2**64 - 1}, "seed must be 0 to 2^64-10001"),
+        ({"prompt": "\ud800"}, "not valid UTF-8"),
+        ({"family": "h3"}, "must be ltx, got 'h3'"),
+    ],
+)
+def test_a_request_out_of_its_limits_is_one_sentence(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        LTXRequest(**({"id": "x", "prompt": "a"} | change))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("frames", [9, 17, 121, 1201])
+def test_the_limits_themselves_are_allowed(frames: int) -> None:
+    for fps, side in ((8, 64), (60, 4096)):
+        LTXRequest(id="x", prompt="", width=side, height=side, frames=frames, fps=fps)
+
+
+def test_a_request_tells_what_lists_and_history_ask_of_any(tmp_path: Path) -> None:
+    request = LTXRequest(id="x", prompt="a", image=tmp_path / "a.png")
+    assert request.references == (Reference(kind="image", path=tmp_path / "a.png"),)
+    assert replace(request, image=None).references == ()
+    assert (request.steps, request.cfg) == (11, 1.0)
+    assert Ref2VARequest(id="x", prompt="a").family == "h3"
+
+
+def test_the_steps_are_those_of_the_schedules() -> None:
+    assert (len(STAGE1_SIGMAS) - 1, len(STAGE2_SIGMAS) - 1) == LTX_STAGE_STEPS
+
+
+def test_a_request_survives_being_written_and_read(tmp_path: Path) -> None:
+    request = LTXRequest(
+        id="x",
+        prompt='a "b"\n日本',
+        image=tmp_path / "a b.png",
+        width=64,
+        frames=17,
+        fps=25,
+        seed=3,
+    )
+    for one in (request, replace(request, image=None)):
+        (tmp_path / "r.toml").write_text(presets.dump_request(one))
+        assert presets.load_any_request(tmp_path / "r.toml", id="x") == one
+        assert stored.request_of(json.loads(stored.dump(one))) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('family = "ltx"\nsteps = 3', "unknown key 'steps'"),
+        ('family = "ltx"\n[[references]]\nkind = "image"\npath = "a"', "unknown key 'references'"),
+        ('family = "wan"', "family must be one of h3, ltx, got 'wan'"),
+        ('family = "ltx"\nfps = 23.976', "fps in r.toml must be a whole number"),
+        ("image = 'a.png'", "unknown key 'image'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(ValueError) as refused:
+        presets.load_any_request(tmp_path / "r.toml", id="x")
+    assert words in str(refused.value)
+
+
+def test_a_command_for_h3_takes_no_request_of_ltx(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a request of family ltx; give one of h3"):
+        presets.load_request(presets.find("requests", "ltx_demo"), id="x")
+
+
+def test_a_stored_job_without_a_family_is_one_of_h3() -> None:
+    request = Ref2VARequest(id="x", prompt="a")
+    assert "family" not in stored.plain(request)
+    data = stored.plain(request)
+    assert stored.request_of(data) == request
+    plan = stored.plain(demo_plan())
+    for name in LTX_ONLY:  # as an older console has written it
+        del plan[name]
+    for part in ("vocoder", "upsampler"):
+        del plan["models"][part]
+    assert stored.plan_of(plan) == demo_plan()
+
+
+def test_a_job_of_ltx_survives_the_job_store(ltx: Plan, tmp_path: Path) -> None:
+    request = LTXRequest(id="a", prompt="x", image=tmp_path / "p.png")
+    job = Job(id="a", kind="generate", owner="o", plan=ltx, request=request, task={}, created=1.0)
+    assert job_of(row_of(job)) == job  # type: ignore[arg-type]
+
+
+# ---- plans
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_does_not_apply_is_refused_and_not_ignored(ltx: Plan, name: str) -> None:
+    with pytest.raises(ValueError, match=f"plan field {name} must be .* for family ltx, got"):
+        replace(ltx, **{name: OTHERS[name]})
+
+
+def test_every_field_is_either_of_use_or_must_stay() -> None:
+    used = {
+        *("name", "models", "family", "device", "dtype", "attention", "nvfp4", "weights"),
+        *("video_vae_dtype", "text_encoder", "threads", "kernel_times", *LTX_ONLY),
+    }
+    assert used | set(LTX_LEAVES) == {f.name for f in fields(Plan)}
+    assert not used & set(LTX_LEAVES)
+    assert set(LTX_LEAVES) - set(OTHERS) == {"vae_blend"}  # which has one value
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attention": "sol"}, "got 'sol': not validated on LTX yet"),
+        ({"attention": "fa4"}, "got 'fa4': not validated on LTX yet"),
+        ({"text_encoder": "layers"}, "resident, stream for family ltx"),
+        ({"video_vae_dtype": "fp16"}, "one of bf16, fp32, got 'fp16'"),
+        ({"v2a_source": "a2v"}, "pre_a2v, post_a2v"),
+        ({"ltx_rope_seconds": "x"}, "divide, multiply"),
+        ({"ltx_tables": "bf16"}, "fp32, comfy"),
+    ],
+)
+def test_a_value_that_is_not_open_is_refused(ltx: Plan, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        replace(ltx, **change)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("v2a_source", "post_a2v"), ("ltx_rope_seconds", "multiply"), ("ltx_tables", "comfy")],
+)
+def test_ltx_s_own_fields_belong_to_no_other_family(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"plan field {name} belongs to family ltx, got"):
+        replace(demo_plan(), **{name: value})
+
+
+def test_the_plan_allows_the_attention_that_the_loader_opens() -> None:
+    assert LTX_ATTENTION == OPEN
+
+
+def test_a_plan_survives_being_written_and_read(ltx: Plan, tmp_path: Path) -> None:
+    plan = replace(ltx, v2a_source="post_a2v", ltx_rope_seconds="multiply", ltx_tables="comfy")
+    (tmp_path / "mine.toml").write_text(presets.dump_plan(plan))
+    assert presets.load_plan(tmp_path / "mine.toml") == plan
+    assert stored.plan_of(json.loads(stored.dump(plan))) == plan
+
+
+# ---- the table of families, preflight, planner
+
+
+def test_the_table_has_every_family_that_runs() -> None:
+    assert {families.named(name).name for name in FAMILIES} == {"h3", "ltx"}
+
+
+def test_request_and_plan_must_be_of_one_family(ltx: Plan, tmp_path: Path) -> None:
+    h3, other = Ref2VARequest(id="x", prompt=""), LTXRequest(id="x", prompt="")
+    with pytest.raises(ValueError, match=r"for LTX-2.5 and plan cpu runs MiniMax H3"):
+        preflight.check(other, replace(demo_plan(), family="h3"), tmp_path, media=False)
+    with pytest.raises(ValueError, match=r"for MiniMax H3 and plan mine runs LTX-2.5"):
+        preflight.check(h3, ltx, tmp_path, media=False)
+    preflight.check(other, ltx, tmp_path, media=False)
+
+
+def test_a_missing_folder_says_how_the_demo_is_made(ltx: Plan, tmp_path: Path) -> None:
+    (tmp_path / "models" / "vocoder").rmdir()
+    with pytest.raises(ValueError, match=r"vocoder, which is not there.*make-demo --family ltx"):
+        preflight.check(LTXRequest(id="x", prompt=""), ltx, tmp_path, media=False)
+    nameless = replace(ltx, models=replace(ltx.models, upsampler=None))
+    with pytest.raises(ValueError, match="plan mine names no upsampler"):
+        preflight.check_models(replace(nameless, models=replace(nameless.models, vocoder=tmp_path)))
+
+
+def test_rows_are_the_tokens_of_the_contract() -> None:
+    for width, height, tokens in ((768, 512, 6144), (1536, 1024, 24576), (1920, 1088, 32640)):
+        request = LTXRequest(id="x", prompt="", width=width, height=height)
+        rows = ltx_planning.rows(request, ltx_planning.measured(request))
+        assert (rows.video, rows.audio, rows.text) == (tokens, 126, 1024)
+        assert rows.total == tokens + 126
+
+
+def test_history_tells_requests_apart_by_what_costs_time(ltx: Plan, tmp_path: Path) -> None:
+    history, request = History(), LTXRequest(id="x", prompt="a")
+    history.add(request, ltx, {"denoise": 2.0, "end to end": 3.0, "load": 1.0})
+    assert history.typical(replace(request, prompt="b", seed=1, id="y"), ltx)
+    for change in ({"fps": 25}, {"frames": 17}, {"image": tmp_path}, {"width": 128}):
+        assert history.typical(replace(request, **change), ltx) is None  # type: ignore[arg-type]
+
+
+def test_timings_name_what_the_recipe_decides_and_the_first_frame(ltx: Plan) -> None:
+    request = stored.plain(LTXRequest(id="x", prompt="a", image=Path("/secret/p.png")))
+    record = {
+        "id": "x",
+        "state": "done",
+        "stages": [],
+        "engine": None,
+        "result": None,
+        "request": request,
+        "plan": stored.plain(ltx),
+        "failure": None,
+    }
+    shape = records.timings(record, live=False)["shape"]
+    assert (shape["steps"], shape["fps"], shape["references"]) == (11, 24, ["image"])
+    assert records.without_folders(record)["request"]["image"] == "p.png"
+
+
+# ---- REST
+
+
+@pytest.fixture
+def console(tmp_path: Path, ltx: Plan) -> Iterator[Console]:
+    """A console whose engine is the fake family, also for plans of family ltx."""
+    known = {**fakes.FAMILIES, "ltx": "tests.fakes"}
+    with Console(tmp_path / "runs", demo_plan(), families=known) as console:
+        console.planning.plans.save("mine", ltx)
+        console.session.pause(True)
+        yield console
+
+
+@pytest.fixture
+def web(console: Console) -> TestClient:
+    return client(console)
+
+
+def test_a_request_has_the_fields_and_defaults_of_the_runtime(
+    console: Console, web: TestClient
+) -> None:
+    told = set(LTXRequestJson.model_fields)
+    assert told == {f.name for f in fields(LTXRequest)} - {"id"}
+    body = {"request": {"family": "ltx", "prompt": "x"}, "plans": ["mine"]}
+    made = web.post(JOBS, json=body).json()["jobs"][0]
+    assert console.jobs.need(made["id"]).request == LTXRequest(id=made["id"], prompt="x")
+
+
+def test_the_first_frame_is_of_the_user_s_own_library(console: Console, web: TestClient) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(picture, "png")
+    media = console.media.add("local", "boat.png", io.BytesIO(picture.getvalue()))
+    body: dict[str, Any] = {"request": SMALL | {"image": media.id}, "plans": ["mine"]}
+    made = web.post(JOBS, json=body).json()["jobs"][0]
+    assert (made["family"], made["fps"], made["steps"], made["cfg"]) == ("ltx", 24, 11, 1.0)
+    assert made["references"] == [{"kind": "image", "name": "boat.png", "media": media.id}]
+    shown = web.get(f"{JOBS}/{made['id']}").json()["request"]
+    assert shown["image"] == media.id and LTXRequestJson(**shown)
+    assert (
+        web.post(JOBS, json={"request": SMALL | {"image": "no"}, "plans": ["mine"]}).status_code
+        == 404
+    )
+    assert web.delete(f"/api/v1/media/{media.id}").status_code == 409  # a job needs it
+
+
+@pytest.mark.parametrize(
+    ("request_", "plan", "words"),
+    [
+        (SMALL | {"width": 96}, "mine", "multiples of 64"),
+        (SMALL | {"steps": 4}, "mine", "steps"),
+        (SMALL | {"references": []}, "mine", "references"),
+        (SMALL | {"family": "wan"}, "mine", "request"),
+        (SMALL | {"family": 3}, "mine", "request"),
+        ({"family": "h3", "prompt": "x", "image": "y"}, "cpu", "image"),
+        ({"family": "h3", "prompt": "x"}, "mine", "for MiniMax H3 and plan mine runs LTX-2.5"),
+    ],
+)
+def test_a_body_of_the_wrong_family_is_refused_in_one_sentence(
+    web: TestClient, request_: dict[str, Any], plan: str, words: str
+) -> None:
+    answer = web.post(JOBS, json={"request": request_, "plans": [plan]})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["detail"] and "\n" not in answer.json()["detail"]
+
+
+def test_presets_are_listed_by_family(web: TestClient) -> None:
+    listed = {p["name"] for p in web.get("/api/v1/presets?family=ltx").json()["presets"]}
+    assert "ltx_demo" in listed and "demo" not in listed
+    assert "ltx_demo" not in {p["name"] for p in web.get("/api/v1/presets").json()["presets"]}
+    assert web.get("/api/v1/presets?family=wan").status_code == 400
+
+
+def test_preflight_names_what_cannot_be_used(web: TestClient, ltx: Plan) -> None:
+    def blocked() -> str:
+        found = web.post("/api/v1/preflight", json={"request": SMALL, "plan": "mine"}).json()
+        return str(found["blocked"])
+
+    assert "dit.safetensors holds unknown, the plan names it as its dit" in blocked()
+    write_denoiser(ltx.models.dit, size="tiny", format="nvfp4")
+    assert "has no config.json, which plan mine needs" in blocked()
+
+
+def test_preflight_promises_no_memory_that_was_not_counted(web: TestClient, ltx: Plan) -> None:
+    write_denoiser(ltx.models.dit, size="tiny", format="nvfp4")
+    for part in FOLDERS:
+        (getattr(ltx.models, part) / "config.json").write_text("{}")
+        (getattr(ltx.models, part) / "model.safetensors").write_bytes(bytes(1 << 20))
+    found = web.post("/api/v1/preflight", json={"request": SMALL, "plan": "mine"}).json()
+    assert (found["blocked"], found["verdict"], found["needs_force"]) == ("", "unknown", "")
+    assert found["rows"]["total"] == 2 * 2 * 2 + 9  # 9 frames: 2 latents of 2 x 2, 9 of sound
+    assert found["ram"]["verdict"] == "unknown" and found["ram"]["needed"] > 6 << 20
+    assert "not counted before a first run" in found["ram"]["reason"]
+    assert "two-stream LTX denoiser" in found["mode_note"]
+
+
+def test_a_job_of_ltx_runs_beside_one_of_h3(console: Console, web: TestClient) -> None:
+    first = {"prompt": "a calm sea", "width": 64, "height": 64, "frames": 22, "steps": 2}
+    ids = [
+        web.post(JOBS, json={"request": body, "plans": [plan]}).json()["jobs"][0]["id"]
+        for body, plan in ((first, "cpu"), (SMALL | {"frames": 25}, "mine"))
+    ]
+    console.session.pause(False)
+    until(lambda: all(console.jobs.need(id).over for id in ids))
+    assert [console.jobs.need(id).state for id in ids] == ["done", "done"]
+    timings = web.get(f"/api/v1/runs/{ids[1]}/timings").json()
+    assert timings["conditions"]["family"] == "ltx" and timings["shape"]["fps"] == 24
