@@ -117,5 +117,10 @@ def _choices() -> dict[str, Any]:
 
 
 def _requests() -> list[dict[str, Any]]:
-    """Every preset with the request it stands for."""
-    return [{"name": name, "request": request_json(name)} for name in presets.names("requests")]
+    """Every preset of family h3, which this form is made for, with the request it stands for."""
+    found = []
+    for name in presets.names("requests"):
+        request = presets.load_any_request(presets.find("requests", name), id=name)
+        if request.family == "h3":
+            found.append({"name": name, "request": request_json(name)})
+    return found
