@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from app import goldens_ltx
 from app.access import User
 from app.errors import Missing
 from runtime.checkpoints.header import CheckpointError, Header, read_header
@@ -158,11 +159,14 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 def golden_header(header: Header) -> dict[str, Any]:
     """The JSON document of a golden's metadata; ValueError for a file that is no golden."""
+    ltx = goldens_ltx.KEY in header.metadata
     try:
-        document = json.loads(header.metadata.get("header", "null"))
+        document = json.loads(header.metadata.get(goldens_ltx.KEY if ltx else "header", "null"))
         json.dumps(document, ensure_ascii=False).encode()  # lists of it go out as UTF-8
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{header.path.name} is no golden: its header is not JSON") from error
+    if ltx:
+        document = goldens_ltx.as_header(document, header.tensors)
     if not isinstance(document, dict) or not (
         isinstance(document.get("case"), str)
         and isinstance(document.get("kind"), str)
@@ -209,7 +213,7 @@ def _told(header: Header, document: Mapping[str, Any]) -> dict[str, Any]:
         "attention": _text(world.get("attention")),
         "captured_on": _text(world.get("device")) or _text(world.get("machine")),
         "switches": _switches(params, document),
-        "needs": _needs(kind, params),
+        "needs": _needs(kind, params) or goldens_ltx.needs(document),
     }
 
 

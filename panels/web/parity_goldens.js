@@ -2,6 +2,8 @@
 const KINDS = {
   e2e: 'whole runs', te: 'text encoder', vae_decode: 'video VAE decode', vae_encode: 'video VAE encode',
   audio: 'audio VAE', schedules: 'schedules', quant: 'quantisation', layout: 'layout',
+  ltx_forward: 'LTX forwards', ltx_sampler: 'LTX stages', ltx_schedule: 'LTX schedules', ltx_rope: 'LTX rope',
+  ltx_connectors: 'LTX connectors', ltx_dequant: 'LTX NVFP4 weights', ltx_linear: 'LTX W4A4 linears',
 };
 
 function goldenList(root, onChange, onError) {

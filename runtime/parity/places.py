@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _STEP = re.compile(r"step_(\d+)/(.+)")
 _NETWORK = re.compile(r"net_(pos|neg)/v_(video|audio)")
+_LTX_STEP = re.compile(r".+\.step\.(\d+)\.(x0|x|velocity|noise)\.(video|audio)")
 _SAMPLER = re.compile(r"(x|denoised|pos_denoised|neg_denoised)_(video|audio)")
 
 
@@ -21,6 +22,9 @@ class Place:
 
 def place_of(name: str, stage: str) -> Place:
     """Of `step_03/net_pos/v_audio`: step 3, audio, "velocity"; the negative side is named."""
+    if ltx := _LTX_STEP.fullmatch(name):
+        quantity = "denoised" if ltx[2] == "x0" else ltx[2]
+        return Place(step=int(ltx[1]), part=ltx[3], quantity=quantity)
     found = _STEP.fullmatch(name)
     if not found:
         return Place(part=_part(name, stage))

@@ -22,6 +22,7 @@ TORCH_FREE = {
     "runtime.ltx.sizes",
     "runtime.ltx.census",
     "runtime.ltx.orders",
+    "runtime.parity.ltx_kinds",
 }
 DRAWING = {"gradio", "plotly"}
 
@@ -113,7 +114,7 @@ def test_only_the_engine_part_of_the_runtime_is_known_to_app() -> None:
         if name.startswith("runtime.")
     }
     engine = {"messages", "layouts", "engine", "families", "media", "checkpoints"}
-    assert known <= engine | {"h3", "ltx"}
+    assert known <= engine | {"h3", "ltx", "parity"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""LTX goldens in the console: listed from their headers alone, imported, refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.access import User
+from app.golden_imports import import_folder, import_upload
+from app.goldens import Golden, Goldens
+from runtime.parity.places import Place, place_of
+
+ALICE = User(name="alice")
+
+
+def imported(goldens: Goldens) -> dict[str, Golden]:
+    return {g.case: g for g in goldens.list(ALICE) if g.origin == "imported"}
+
+
+def file_of(document: Any) -> io.BytesIO:
+    """One small tensor and this document."""
+    header = {
+        "__metadata__": {"golden": json.dumps(document)},
+        "in.video_latent": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+    }
+    text = json.dumps(header).encode()
+    return io.BytesIO(struct.pack("<Q", len(text)) + text + b"ab")
+
+
+def test_a_folder_of_ltx_goldens_is_listed_with_what_each_is(
+    ltx_goldens: Path, tmp_path: Path
+) -> None:
+    goldens = Goldens(tmp_path)
+    import_folder(goldens, "alice", ltx_goldens)
+    found = imported(goldens)
+    assert len(found) == len(list(ltx_goldens.glob("*.safetensors")))
+    assert not [g for g in found.values() if g.missing or g.problem or g.rebuilt]
+    stage = next(g for g in found.values() if g.kind == "ltx_sampler" and g.steps == 8)
+    assert (stage.width, stage.height, stage.frames) == (128, 64, 17)
+    assert (stage.sampler, stage.switches) == ("euler_ancestral", {"denoiser": "float32"})
+    assert stage.needs == ("t_bf16",)
+    assert (stage.comfyui, stage.commit[:8], stage.torch) == ("0.33.0", "0f1fa67a", "2.13.0+cpu")
+    rope = next(g for g in found.values() if g.kind == "ltx_rope")
+    assert (rope.width, rope.height, rope.needs) == (1280, 704, ())
+
+
+def test_a_checkpoint_that_was_not_imported_is_named(tmp_path: Path) -> None:
+    goldens = Goldens(tmp_path)
+    document = {"case": "c", "params": {}, "checkpoint": {"file": "mine.safetensors"}}
+    import_upload(goldens, "alice", "c.safetensors", file_of(document))
+    assert imported(goldens)["c"].missing == ("mine",)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"F": "3", "H": 2, "W": 4}, {"F": 3, "H": -2, "W": 4}, {"sigmas": 3}, {"dtype": []}],
+)
+def test_odd_values_are_left_out(params: dict[str, Any], tmp_path: Path) -> None:
+    goldens = Goldens(tmp_path)
+    document = {"case": "c", "params": params, "environment": 7, "checkpoint": [1]}
+    import_upload(goldens, "alice", "c.safetensors", file_of(document))
+    one = imported(goldens)["c"]
+    assert (one.kind, one.width, one.steps, one.commit) == ("ltx_forward", 0, 0, "")
+
+
+@pytest.mark.parametrize("document", [7, {"case": "c"}, {"case": "c", "params": []}])
+def test_a_document_without_params_is_no_golden(document: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no golden: its metadata has no header with case"):
+        import_upload(Goldens(tmp_path), "alice", "c.safetensors", file_of(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("comfy_pre_a2v.step.3.x0.audio", Place(step=3, part="audio", quantity="denoised")),
+        ("model_pre_a2v.step.0.x.video", Place(step=0, part="video", quantity="x")),
+        ("model_pre_a2v.step.7.noise.video", Place(step=7, part="video", quantity="noise")),
+        ("dequant_fp32.model_pre_a2v.block.1.audio", Place(part="audio")),
+    ],
+)
+def test_the_place_of_a_stored_tensor_in_a_stage(name: str, place: Place) -> None:
+    assert place_of(name, "step 3") == place
