@@ -64,6 +64,9 @@ class TokenRows:
     def _spread(self, row_BUd: Tensor) -> Tensor:
         if self.index_BT is None:
             return row_BUd
+        if row_BUd.shape[1] == 2:  # frozen and live tokens: no gather
+            first, second = row_BUd.split(1, dim=1)
+            return torch.where(self.index_BT[..., None] == 0, first, second)
         return torch.take_along_dim(row_BUd, self.index_BT[..., None], dim=1)
 
 
