@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from app import parity_runs, presets
 from app.access import User
 from app.golden_imports import import_folder, import_upload
 from app.goldens import Golden, Goldens
+from app.job import Job
 from runtime.parity.places import Place, place_of
 
 ALICE = User(name="alice")
@@ -47,6 +49,24 @@ def test_a_folder_of_ltx_goldens_is_listed_with_what_each_is(
     assert (stage.comfyui, stage.commit[:8], stage.torch) == ("0.33.0", "0f1fa67a", "2.13.0+cpu")
     rope = next(g for g in found.values() if g.kind == "ltx_rope")
     assert (rope.width, rope.height, rope.needs) == (1280, 704, ())
+
+
+def test_a_job_replays_an_imported_one_with_its_own_checkpoints(
+    ltx_goldens: Path, tmp_path: Path
+) -> None:
+    goldens = Goldens(tmp_path)
+    import_folder(goldens, "alice", ltx_goldens)
+    stage = next(g for g in imported(goldens).values() if g.kind == "ltx_sampler" and g.steps == 3)
+    plan = presets.load_plan(presets.find("plans", "cpu"))
+    task = {"goldens": [stage.id], "as_captured": True}
+    job = Job(id="job1", kind="parity", owner="alice", plan=plan, task=task, created=1.0)
+    done = parity_runs.run(job, tmp_path / "job1", lambda *_: None, lambda: False)
+    assert done == ("done", "")
+    report = json.loads((tmp_path / "job1" / "parity.json").read_text())
+    (result,) = report["results"]
+    assert result["status"] in ("bit-equal", "pass")
+    details = json.loads((tmp_path / "job1" / "cases" / "0.json").read_text())["details"]
+    assert {d["step"] for d in details} >= {0, 1, 2}
 
 
 def test_a_checkpoint_that_was_not_imported_is_named(tmp_path: Path) -> None:
