@@ -161,12 +161,20 @@ def gpu_summary(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     told = [one for one in samples if "power_watts" in one]
     if not told:
         return {"reason": samples[0].get("reason", "no sample") if samples else "no sample"}
+    counted = [one["nvlink_bytes"] for one in told if "nvlink_bytes" in one]
+    links = {"nvlink_bytes": [_median(of_gpu) for of_gpu in zip(*counted, strict=True)]}
     return {
+        **(links if counted else {}),
         "power_watts": spread(w for one in told for w in one["power_watts"]),
         "sm_clock_mhz": spread(c for one in told for c in one["sm_clock_mhz"]),
         "temperature_c": max(c for one in told for c in one["temperature_c"]),
         "throttled": sorted({reason for one in told for reason in one["throttled"]}),
     }
+
+
+def _median(of_turns: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Of the bytes of one GPU."""
+    return {way: round(statistics.median(turn[way] for turn in of_turns)) for way in of_turns[0]}
 
 
 def _steps(turns: Iterable[Told]) -> list[float]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from app.telemetry import Telemetry
 from app.telemetry_ring import Sample
+
+_SENT, _RECEIVED = "nvlink_tx", "nvlink_rx"
+_READ_SECONDS = 0.3  # until counters that were moving have been read again
 
 
 class Silent:
@@ -22,15 +25,34 @@ class Silent:
 
 @contextmanager
 def turn(telemetry: Telemetry) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Samples at 10 Hz inside the block; the callable tells what the first GPU said so far."""
-    began = time.time()
+    """Samples at 10 Hz inside the block; the callable tells what the first GPU said so far.
+
+    And, where they count them, the bytes that each GPU has moved over NVLink.
+    """
+    began, before = time.time(), telemetry.totals()
 
     def seen() -> dict[str, Any]:
         samples = [one for one in telemetry.slice(began, time.time()) if "gpus" in one]
-        return told(samples, telemetry.info()["reason"])  # type: ignore[arg-type]
+        found = told(samples, telemetry.info()["reason"])  # type: ignore[arg-type]
+        if any(_SENT in counts for counts in before):
+            time.sleep(_READ_SECONDS)
+        if links := moved(before, telemetry.totals()):
+            found["nvlink_bytes"] = links
+        return found
 
     with telemetry.benchmarking():
         yield seen
+
+
+def moved(
+    before: Sequence[Mapping[str, int]], after: Sequence[Mapping[str, int]]
+) -> list[dict[str, int]]:
+    """Bytes sent and received of each GPU between two readings; [] where one does not count."""
+    pairs = list(zip(before, after, strict=False))
+    keys = {"sent": _SENT, "received": _RECEIVED}
+    if not pairs or not all(key in one for pair in pairs for one in pair for key in keys.values()):
+        return []
+    return [{name: new[key] - old[key] for name, key in keys.items()} for old, new in pairs]
 
 
 def told(samples: Sequence[Sample], reason: str) -> dict[str, Any]:

@@ -33,6 +33,8 @@ _FIGURES = (
     "exposed_communication_share",
     "communication_seconds",
     "communication_share",
+    "expected_bytes",
+    "nvlink_bytes",
     "rank_peak_bytes",
     "parity",
 )

@@ -13,6 +13,7 @@ from app.timing import ALL_COMMUNICATION
 from runtime.layouts import LAYOUTS, SINGLE, Layout, check_guidance, guided
 
 _GIB = 1 << 30
+_DECODE = "video VAE decode"
 _COMPARE_SECONDS = 300.0
 
 
@@ -68,6 +69,8 @@ def told(
         "speedup": None if one is None else one / step,
         "efficiency": None if one is None else one / step / ranks,
         **communication(summary),
+        "expected_bytes": summary.get("expected_bytes"),
+        "nvlink_bytes": _counted(summary),
         "rank_peak_bytes": summary["rank_peak_bytes"],
         "parity": _parity(latents, name),
         "summary": dict(summary),
@@ -92,6 +95,17 @@ def communication(summary: Mapping[str, Any]) -> dict[str, float | None]:
     }
 
 
+def _counted(summary: Mapping[str, Any]) -> list[dict[str, float]] | None:
+    """Bytes of a step over NVLink, of each GPU; None where none counts, and where a turn decodes:
+    its tiles travel too.
+    """
+    links = summary["gpu"].get("nvlink_bytes")
+    if links is None or summary["stages"].get(_DECODE, {"max": 0.0})["max"] > 0:
+        return None
+    steps = len(summary["steps"][0])
+    return [{way: count / steps for way, count in of_gpu.items()} for of_gpu in links]
+
+
 def _parity(latents: Mapping[str, Path], name: str) -> dict[str, Any] | None:
     """Video and audio apart, as `runtime.parity.latents` tells them."""
     if name == SINGLE or not {name, SINGLE} <= latents.keys():
@@ -108,11 +122,11 @@ def _parity(latents: Mapping[str, Path], name: str) -> dict[str, Any] | None:
 
 def lines(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table for people."""
-    head = ("layout", "step", "speed-up", "efficiency", "exposed", "all comm.", "GiB per rank")
-    rows = [(*head, "video rel. L2", "audio rel. L2")]
+    head = ("layout", "step", "speed-up", "efficiency", "exposed", "all comm.", "MB expected")
+    rows = [(*head, "MB by NVLink", "GiB per rank", "video rel. L2", "audio rel. L2")]
     for one in layouts:
         if not one["ok"]:
-            rows.append((one["layout"], f"failed: {one['reason']}", *[""] * 7))
+            rows.append((one["layout"], f"failed: {one['reason']}", *[""] * 9))
             continue
         peaks = [f"{count / _GIB:.2f}" for count in one["rank_peak_bytes"]]
         rows.append(
@@ -123,16 +137,33 @@ def lines(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
                 _number(one["efficiency"], "{:.1%}"),
                 _number(one["exposed_communication_share"], "{:.1%}"),
                 _number(one["communication_seconds"], "{:.4f} s"),
+                *_bytes_sent(one),
                 " ".join(peaks),
                 *(_distance(one["parity"], stream) for stream in ("video", "audio")),
             )
         )
     fits = [row for row in rows if not row[1].startswith("failed")]
-    widths = [max(len(row[place]) for row in fits) for place in range(len(head) + 2)]
+    widths = [max(len(row[place]) for row in fits) for place in range(len(rows[0]))]
     return [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def _bytes_sent(one: Mapping[str, Any]) -> tuple[str, str]:
+    """A rank's of a step, on the average: by the shapes, and by the counters with their ratio."""
+    expected, counted = (_sent(one[name]) for name in ("expected_bytes", "nvlink_bytes"))
+    if not expected:
+        return "-", "-"
+    own = expected / one["ranks"]
+    if not counted:
+        return f"{own / 1e6:.3f}", "-"
+    return f"{own / 1e6:.3f}", f"{counted / one['ranks'] / 1e6:.3f} ({counted / expected:.1%})"
+
+
+def _sent(of_each: Sequence[Mapping[str, float]] | None) -> float:
+    """By all; 0 where it is not known."""
+    return sum(of_one["sent"] for of_one in of_each or ())
 
 
 def _number(value: float | None, form: str) -> str:

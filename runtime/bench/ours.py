@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from runtime.h3.conditioning import Conditioning
 from runtime.h3.denoise import Latents, layout_of
 from runtime.h3.packing import target_of
 from runtime.h3.pipeline import Pipeline
+from runtime.h3.step_bytes import step_bytes
 from runtime.h3.synthetic import synthetic_conditioning
 from runtime.layouts import guided
 from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import Event, Note, StageTime
 from runtime.meter import ALL_COMMUNICATION, PARTS, Ranges
+from runtime.parallel.volume import Moved
 from runtime.team import ALONE, Team
 
 _ROWS = " packed rows"  # how the pipeline's note on S ends
@@ -46,16 +48,21 @@ class PlanSubject:
         if plan.threads:
             torch.set_num_threads(plan.threads)
         self._setup, self.rows, self._turns = setup, 0, 0
+        moved: tuple[Moved, ...] = ()
         self._pipeline = Pipeline(plan, lambda part, done, total: None, opener(setup.weights), team)
         self._latents: Latents | None = None
         self._device = self._pipeline.device
         if setup.text_rows:
             self._sides = _sides(setup, self._pipeline.model.cfg.text_dim)
-            self.rows = layout_of(self._sides[0], target_of(setup.request)).num_rows
+            target = target_of(setup.request)
+            packed = [layout_of(side, target) for side in self._sides]
+            self.rows = packed[0].num_rows
+            moved = step_bytes(self._pipeline.model.cfg, plan, packed, target)
         self.facts: Mapping[str, Any] = {
             "resolved": self._pipeline.resolved,
             "load_seconds": self._pipeline.load_seconds,
             "load_gib_per_s": self._pipeline.load_gib_per_s,
+            **({"expected_bytes": [asdict(of_rank) for of_rank in moved]} if moved[1:] else {}),
         }
 
     def turn(self) -> Turn:

@@ -105,6 +105,19 @@ def test_power_and_clocks_are_those_of_the_samples_in_the_turn() -> None:
     assert (found["sm_clock_mhz"]["min"], found["throttled"]) == (1800, ["power cap"])
 
 
+def test_bytes_over_nvlink_are_the_difference_of_two_readings() -> None:
+    before = [{"nvlink_tx": 10, "nvlink_rx": 20}, {"nvlink_tx": 1, "nvlink_rx": 2}]
+    after = [{"nvlink_tx": 15, "nvlink_rx": 26}, {"nvlink_tx": 3, "nvlink_rx": 2}]
+    moved = bench_watch.moved(before, after)
+    assert moved == [{"sent": 5, "received": 6}, {"sent": 2, "received": 0}]
+    told = {**bench_watch.told([sample(500.0)], ""), "nvlink_bytes": moved}  # type: ignore[list-item]
+    more = {**told, "nvlink_bytes": [{"sent": 7, "received": 6}, {"sent": 2, "received": 4}]}
+    found = bench.gpu_summary([told, more])["nvlink_bytes"]
+    assert found == [{"sent": 6, "received": 6}, {"sent": 2, "received": 2}]
+    assert bench_watch.moved([{}], after) == bench_watch.moved([], []) == []
+    assert "nvlink_bytes" not in bench.gpu_summary([bench_watch.told([sample(500.0)], "")])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("samples", [[], [{"gpus": []}], [sample(None)]])
 def test_a_gpu_that_tells_nothing_has_a_reason_and_no_number(samples: list[Any]) -> None:
     found = bench.gpu_summary([bench_watch.told(samples, "no driver")])

@@ -48,7 +48,13 @@ def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(
     )
     assert two["efficiency"] == pytest.approx(two["speedup"] / 2)
     assert len(two["rank_peak_bytes"]) == 2 and min(two["rank_peak_bytes"]) > 1 << 26
-    assert 0 < two["exposed_communication_share"] < 1
+    assert 0 < two["exposed_communication_share"] < 1 and 0 < two["communication_share"] < 1
+    assert single["expected_bytes"] is None and two["nvlink_bytes"] is None
+    sent, received = (
+        sum(one[way] for one in two["expected_bytes"]) for way in ("sent", "received")
+    )
+    assert sent == received > 0
+    assert "MB expected" in done.stdout and f"{sent / 2e6:.3f}" in done.stdout
     assert two["exposed_communication_seconds"] <= two["communication_seconds"]
     assert single["communication_seconds"] is None  # nothing is sent
     for stream in ("video", "audio"):
@@ -95,3 +101,24 @@ def test_a_request_with_a_negative_side_is_swept_with_it(small: str, tmp_path: P
     assert (two["layout"], two["ranks"]) == ("CFG2", 2)
     assert all(two["parity"][stream]["equal"] for stream in ("video", "audio"))
     assert two["exposed_communication_share"] > 0 == single["exposed_communication_share"]
+
+
+def test_counted_bytes_stand_beside_the_expected_ones_of_a_step() -> None:
+    turn = {"nvlink_bytes": [{"sent": 4_100_000, "received": 4_000_000}] * 2}
+    counted = sweep._counted({"gpu": turn, "stages": {}, "steps": [[1.0, 1.0]]})
+    assert counted == [{"sent": 2_050_000, "received": 2_000_000}] * 2
+    expected = [{"sent": 2_000_000, "received": 2_000_000}] * 2
+    one = {"ranks": 2, "expected_bytes": expected, "nvlink_bytes": counted}
+    assert sweep._bytes_sent(one) == ("2.000", "2.050 (102.5%)")
+    assert sweep._bytes_sent({**one, "nvlink_bytes": None}) == ("2.000", "-")
+    assert sweep._bytes_sent({**one, "expected_bytes": None}) == ("-", "-")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "decode"), [({}, 0.0), ({"nvlink_bytes": [{"sent": 1, "received": 1}]}, 0.5)]
+)
+def test_nothing_is_told_of_links_that_are_not_counted_or_carried_tiles(
+    gpu: dict[str, object], decode: float
+) -> None:
+    stages = {"video VAE decode": {"max": decode}} if decode else {}
+    assert sweep._counted({"gpu": gpu, "stages": stages, "steps": [[1.0]]}) is None
