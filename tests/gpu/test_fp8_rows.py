@@ -38,16 +38,6 @@ def same(got: Scaled, want: Scaled) -> None:
     assert torch.equal(got.codes.view(torch.uint8), want.codes.view(torch.uint8))
 
 
-def same_but_for_a_sums_order(got: Scaled, want: Scaled) -> None:
-    """The compiler may lay the row of the norm's sum out anew in another kernel: then 2 to 4
-    values in a million take the neighbouring bf16 (docs/experiments.md), and so their code."""
-    fp8_step = 2**-3
-    here, there = (s.codes.float() * s.scale for s in (got, want))
-    differ = here != there
-    assert differ.float().mean() <= 1e-5
-    assert (here - there).abs().le(fp8_step * there.abs() + got.scale * 2**-9).all()
-
-
 @pytest.mark.parametrize("rows", [1, 17, 1021])
 @pytest.mark.parametrize("tables", [torch.float32, BF16], ids=["pruned", "full"])
 def test_norm_and_modulation(rows: int, tables: torch.dtype) -> None:
@@ -76,7 +66,7 @@ def test_the_gated_sum_with_its_norm(rows: int, tables: torch.dtype) -> None:
     with torch.inference_mode():
         want = plain.gated_add_norm(total, o, gate, norm, shift, scale, spans)
         got = fused.gated_add_norm(again, o, gate, norm, shift, scale, spans)
-    same_but_for_a_sums_order(got, quantise_rows(want))
+    same(got, quantise_rows(want))
     assert torch.equal(again, total) and not torch.equal(again, x)
 
 

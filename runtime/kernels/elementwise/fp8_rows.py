@@ -1,5 +1,4 @@
-"""Triton's steps, ending in the FP8 rows that fp8_rowwise would make of their result, bit for bit
-(after a gated sum: but for the order of the norm's sum, which is the compiler's).
+"""Triton's steps, ending in the FP8 rows that fp8_rowwise would make of their result, bit for bit.
 
 The bf16 result is never written: a norm or a SwiGLU and the quantiser behind it are one kernel.
 """

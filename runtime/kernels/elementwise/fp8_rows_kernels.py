@@ -42,7 +42,7 @@ def _norm_modulate_codes(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
+    cols = tl.max_contiguous(tl.arange(0, BLOCK), 8)  # the plain kernel's order of the sum
     mask = cols < D
     v = tl.load(x + row * D + cols, mask=mask, other=0.0)
     table = tl.load(rows + row).to(tl.int64) * table_stride
@@ -70,7 +70,7 @@ def _gated_add_norm_codes(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
+    cols = tl.max_contiguous(tl.arange(0, BLOCK), 8)  # the plain kernel's order of the sum
     mask = cols < D
     table = tl.load(rows + row).to(tl.int64)
     at = row * D + cols
