@@ -122,7 +122,7 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Layout",
             LAYOUTS,
             "choice",
-            "U4: four GPUs share rows and heads; TP2: two share each weight: less memory.",
+            "U4: four GPUs share rows and heads; TP2: two share each weight; CFG2: one a side.",
         ),
         (
             "dtype",
@@ -229,6 +229,13 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Of GPUs that share rows. qkv: some heads travel while the next ones are projected.",
         ),
         (
+            "gather",
+            "Gathered rows",
+            ("heads", "packed_nvfp4"),
+            "choice",
+            "Of GPUs that share rows. packed_nvfp4: rows travel packed before QKV; for slow links.",
+        ),
+        (
             "island_rounding",
             "Island rounding",
             ("comfy", "keep"),
@@ -305,6 +312,13 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             ("fp32", "comfy"),
             "choice",
             "fp32: as the file stores them; comfy: rounded to the compute type, as ComfyUI does.",
+        ),
+        (
+            "ltx_rounding",
+            "Order of rounding",
+            ("model", "comfy"),
+            "choice",
+            "model: the model's own; comfy: ComfyUI's, whose bits it gives with the three above.",
         ),
         (
             "ltx_nvfp4_order",

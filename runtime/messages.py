@@ -38,7 +38,7 @@ LTX_STAGE_STEPS = (8, 3)  # of the distilled recipe (ltx25.md 4): half size, the
 LTX_ATTENTION = ("sdpa", "sdpa_math", "sdpa_cudnn", "sage2")
 LTX_TEXT_ENCODER = ("resident", "stream")
 LTX_VAE_DTYPES = ("bf16", "fp32")
-LTX_ONLY = ("v2a_source", "ltx_rope_seconds", "ltx_tables", "ltx_nvfp4_order")
+LTX_ONLY = ("v2a_source", "ltx_rope_seconds", "ltx_tables", "ltx_rounding", "ltx_nvfp4_order")
 # Nibble with the even column, order of the scales: what an NVFP4 file without markers may have
 LTX_NVFP4_ORDERS = ("high_tiled", "high_linear", "low_tiled", "low_linear")
 LTX_LEAVES = (
@@ -287,6 +287,8 @@ class Plan:
     v2a_source: str = "pre_a2v"
     ltx_rope_seconds: str = "divide"  # frame times of the rope: n / fps | n * (1 / fps)
     ltx_tables: str = "fp32"  # F32 AdaLN tables as stored | comfy: rounded to dtype
+    # in which order the blocks round (runtime/ltx/forms.py); comfy: rope tables in dtype as well
+    ltx_rounding: str = "model"
     # auto: the published order where markers or the file's whole census vouch for it, else refused
     ltx_nvfp4_order: str = "auto"
 
@@ -312,6 +314,7 @@ class Plan:
             "v2a_source": ("pre_a2v", "post_a2v"),
             "ltx_rope_seconds": ("divide", "multiply"),
             "ltx_tables": ("fp32", "comfy"),
+            "ltx_rounding": ("model", "comfy"),
             "ltx_nvfp4_order": ("auto", *LTX_NVFP4_ORDERS),
         }
         for field, values in allowed.items():

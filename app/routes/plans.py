@@ -76,6 +76,7 @@ class PlanJson(_Strict):
     v2a_source: str | None = None
     ltx_rope_seconds: str | None = None
     ltx_tables: str | None = None
+    ltx_rounding: str | None = None
     ltx_nvfp4_order: str | None = None
 
 

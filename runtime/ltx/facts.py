@@ -42,6 +42,7 @@ def resolve(plan: Plan, checkpoint: LTXCheckpoint, device: torch.device) -> dict
         "v2a source": plan.v2a_source,
         "rope seconds": plan.ltx_rope_seconds,
         "adaln tables": plan.ltx_tables,
+        "rounding": plan.ltx_rounding,
         "attention": attention_backend(plan.attention).route(device, AttentionOptions()),
     }
     if census.index.layers:

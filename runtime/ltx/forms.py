@@ -14,15 +14,16 @@ class Form:
     """qk_eps: of the norm of queries and keys, None for the config's norm_eps.
 
     fused_sums: x + out * gate is rounded once after attention (but not to the text) and
-    feed-forward. fused_rotation: so is the second product of a rotation. rows_per_token: in fp32
-    the AdaLN heads run for every token, else (as in half types, whose bits it keeps) once per
-    distinct time.
+    feed-forward. fused_rotation: so is the second product of a rotation. rounded_rope: rotations
+    run in the compute dtype, not in fp32. rows_per_token: in fp32 the AdaLN heads run for every
+    token, else (as in half types, whose bits it keeps) once per distinct time.
     """
 
     name: str
     qk_eps: float | None
     fused_sums: bool
     fused_rotation: bool
+    rounded_rope: bool
     rows_per_token: bool
 
     def eps(self, norm_eps: float) -> float:
@@ -30,6 +31,20 @@ class Form:
         return norm_eps if self.qk_eps is None else self.qk_eps
 
 
-MODEL = Form(name="model", qk_eps=None, fused_sums=False, fused_rotation=True, rows_per_token=True)
-COMFY = Form(name="comfy", qk_eps=1e-5, fused_sums=True, fused_rotation=False, rows_per_token=False)
+MODEL = Form(
+    name="model",
+    qk_eps=None,
+    fused_sums=False,
+    fused_rotation=True,
+    rounded_rope=False,
+    rows_per_token=True,
+)
+COMFY = Form(
+    name="comfy",
+    qk_eps=1e-5,
+    fused_sums=True,
+    fused_rotation=False,
+    rounded_rope=True,
+    rows_per_token=False,
+)
 FORMS = {form.name: form for form in (MODEL, COMFY)}

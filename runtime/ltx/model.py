@@ -179,6 +179,11 @@ class LTXModel(nn.Module):
         return self.patchify_proj.weight.dtype
 
     @property
+    def rope_dtype(self) -> torch.dtype:
+        """Of the tables that a forward gets: rotations run in it."""
+        return self.dtype if self.form.rounded_rope else torch.float32
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.patchify_proj.weight.device

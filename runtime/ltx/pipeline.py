@@ -24,6 +24,7 @@ from runtime.ltx.audio_vae import load_audio_decoder
 from runtime.ltx.conditioning import Conditioning, Encoders, FirstFrame, build_conditioning
 from runtime.ltx.denoise import Evaluate, StepResult, Velocity
 from runtime.ltx.facts import provenance, record_notes, resolve
+from runtime.ltx.forms import FORMS
 from runtime.ltx.job import Job
 from runtime.ltx.load import LTXCheckpoint, load_denoiser, open_denoiser
 from runtime.ltx.recipe import Latents, Stage, generate_latents, two_stages
@@ -80,6 +81,7 @@ class Pipeline:
             nvfp4=plan.nvfp4,
             tables="comfy" if plan.ltx_tables == "comfy" else "fp32",
             cached=plan.weights == "cached",
+            form=FORMS[plan.ltx_rounding],
             progress=lambda done, total: progress("load denoiser", done, total),
         )
         self._measure_linears()
@@ -216,6 +218,7 @@ class Pipeline:
                 stage.shape.fps,
                 seconds="multiply" if self.plan.ltx_rope_seconds == "multiply" else "divide",
                 v2a_source="post_a2v" if self.plan.v2a_source == "post_a2v" else "pre_a2v",
+                rope_dtype=self.model.rope_dtype,
             )
 
         @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.checkpoints.load import LoadReport
 from runtime.ltx.attention import load_ltx_attention
 from runtime.ltx.components import component_folder
+from runtime.ltx.forms import FORMS
 from runtime.ltx.load import LTXCheckpoint, load_connectors
 from runtime.ltx.model import Contexts
 from runtime.ltx.text import Connectors
@@ -80,4 +81,10 @@ class TextSide:
         attend = load_ltx_attention(
             ATTENTION, self._checkpoint.census.config, self._device, self._dtype
         )
-        return load_connectors(self._checkpoint, attend, device=self._device, dtype=self._dtype)
+        return load_connectors(
+            self._checkpoint,
+            attend,
+            device=self._device,
+            dtype=self._dtype,
+            form=FORMS[self._plan.ltx_rounding],
+        )

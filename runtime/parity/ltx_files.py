@@ -49,7 +49,7 @@ class Program:
 
     def rope_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """ComfyUI rounds its tables to the latents' dtype, diffusers keeps fp32."""
-        return dtype if self.form.name == COMFY.name else torch.float32
+        return dtype if self.form.rounded_rope else torch.float32
 
 
 PROGRAMS = {

@@ -216,6 +216,8 @@ def test_where_weights_lie_and_what_is_measured_changes_no_bit(
     [
         ({"v2a_source": "post_a2v"}, ("v2a source", "post_a2v")),
         ({"ltx_tables": "comfy", "dtype": "bf16"}, ("adaln tables", "comfy")),
+        ({"ltx_rounding": "comfy", "dtype": "bf16"}, ("rounding", "comfy")),
+        ({"ltx_rounding": "comfy"}, ("rounding", "comfy")),
     ],
 )
 def test_a_switch_of_the_plan_changes_the_result_and_is_told(

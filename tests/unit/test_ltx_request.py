@@ -208,6 +208,7 @@ def test_every_field_is_either_of_use_or_must_stay() -> None:
         ({"v2a_source": "a2v"}, "pre_a2v, post_a2v"),
         ({"ltx_rope_seconds": "x"}, "divide, multiply"),
         ({"ltx_tables": "bf16"}, "fp32, comfy"),
+        ({"ltx_rounding": "once"}, "model, comfy"),
     ],
 )
 def test_a_value_that_is_not_open_is_refused(ltx: Plan, change: dict[str, Any], words: str) -> None:
@@ -218,7 +219,12 @@ def test_a_value_that_is_not_open_is_refused(ltx: Plan, change: dict[str, Any], 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("v2a_source", "post_a2v"), ("ltx_rope_seconds", "multiply"), ("ltx_tables", "comfy")],
+    [
+        ("v2a_source", "post_a2v"),
+        ("ltx_rope_seconds", "multiply"),
+        ("ltx_tables", "comfy"),
+        ("ltx_rounding", "comfy"),
+    ],
 )
 def test_ltx_s_own_fields_belong_to_no_other_family(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"plan field {name} belongs to family ltx, got"):
