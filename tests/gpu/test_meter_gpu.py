@@ -7,9 +7,18 @@ import time
 
 import pytest
 import torch
+from torch import Tensor
 
 from runtime.clock import DENOISE, END_TO_END, MUX, StageClock
-from runtime.meter import ATTENTION, COMMUNICATION, GEMM, OTHER, PARTS, StepMeter
+from runtime.meter import (
+    ALL_COMMUNICATION,
+    ATTENTION,
+    COMMUNICATION,
+    GEMM,
+    OTHER,
+    PARTS,
+    StepMeter,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -38,6 +47,36 @@ def test_the_parts_are_device_times_and_nothing_waits_for_them() -> None:
     assert times[COMMUNICATION] == 0.0
     assert times[GEMM] == pytest.approx(2 * times[ATTENTION], rel=0.2)
     assert times[OTHER] < 0.05 * times[DENOISE]
+    assert sum(times[part] for part in PARTS) == pytest.approx(times[DENOISE], rel=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_transfers_are_timed_where_they_run_and_only_the_wait_is_a_part(hidden: bool) -> None:
+    meter, x = StepMeter(GPU), torch.randn(8192, 8192, device=GPU, dtype=torch.bfloat16)
+    line = torch.cuda.Stream()
+
+    def until_it_is_over(x: Tensor) -> Tensor:
+        torch.cuda.current_stream().wait_stream(line)
+        return x
+
+    multiply, wait = meter.wrap(GEMM, torch.mm), meter.wrap(COMMUNICATION, until_it_is_over)
+    x @ x
+    torch.cuda.synchronize()
+    clock = StageClock(GPU)
+    with clock.stage(DENOISE, step=0, meter=meter):
+        line.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(line):
+            ended = meter.transfer()
+            for _ in range(10):
+                x @ x
+            ended()
+        for _ in range(40 if hidden else 0):
+            multiply(x, x)
+        wait(x)
+    times = {record.stage: record.seconds for record in clock.times()}
+    exposed = times[COMMUNICATION] / times[ALL_COMMUNICATION]
+    assert exposed < 0.1 if hidden else 0.8 < exposed < 1.2
+    assert 0 < times[ALL_COMMUNICATION] < 1.1 * times[DENOISE]
     assert sum(times[part] for part in PARTS) == pytest.approx(times[DENOISE], rel=1e-6)
 
 
