@@ -501,7 +501,8 @@ class StageTime:
     """Seconds of one stage of one rank, from device events; step is -1 outside denoising.
 
     The parts of a step ("attention", "GEMM", "communication", "other") are sums over it: their
-    start is the step's.
+    start is the step's. So is that of "all communication" beside them: while anything was under way
+    between ranks, where "communication" is what was waited for.
     """
 
     stage: str  # one of runtime.clock.STAGES or of its PARTS
