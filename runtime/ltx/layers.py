@@ -32,15 +32,20 @@ def gated_sum(x_BTD: Tensor, out_BTD: Tensor, gate: Tensor, form: Form) -> Tenso
 
 
 def rotated(x_BHTd: Tensor, rotation: Rotation, form: Form) -> Tensor:
-    """Halves (a, b) of each head to (a cos - b sin, b cos + a sin), in the tables' dtype."""
+    """Halves (a, b) of each head to (a cos - b sin, b cos + a sin), in the tables' dtype.
+
+    The result lies in memory as x does.
+    """
     cos, sin = rotation.cos_BHTr, rotation.sin_BHTr
     a, b = x_BHTd.to(cos.dtype).chunk(2, dim=-1)
     if form.fused_rotation:
-        first = torch.addcmul(a * cos, sin, b, value=-1)
-        second = torch.addcmul(b * cos, sin, a)
+        turned = torch.addcmul(a * cos, sin, b, value=-1), torch.addcmul(b * cos, sin, a)
     else:
-        first, second = a * cos - b * sin, b * cos + a * sin
-    return torch.cat([first, second], dim=-1).to(x_BHTd.dtype)
+        turned = a * cos - b * sin, b * cos + a * sin
+    out_BHTd = torch.empty_like(x_BHTd)
+    for half, values in zip(out_BHTd.chunk(2, dim=-1), turned, strict=True):
+        half.copy_(values)
+    return out_BHTd
 
 
 class Attention(nn.Module):

@@ -9,10 +9,11 @@ import torch
 from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor
 
-from runtime.ltx.forms import COMFY, MODEL
+from runtime.ltx.forms import COMFY, MODEL, Form
+from runtime.ltx.layers import rotated
 from runtime.ltx.model import LTXModel
 from runtime.ltx.modulation import TokenRows, TokenTimes, distinct
-from runtime.ltx.packing import rope_tables
+from runtime.ltx.packing import Rotation, rope_tables
 from runtime.ltx.published import denoiser as published_names
 from tests.ltx_parts import FPS, SHAPE, diffusers_name, inputs, run, tiny_config, tiny_model
 
@@ -233,6 +234,16 @@ def test_times_that_are_told_apart_by_the_caller_are_the_same_evaluation() -> No
         "audio_timestep_BA": TokenTimes(values_BU=torch.tensor([[0.725]])),
     }
     assert max(far(run(model, arguments | told), run(model, arguments))) < 2e-6
+
+
+@pytest.mark.parametrize("form", [MODEL, COMFY])
+def test_a_rotation_turns_halves_and_keeps_the_layout(form: Form) -> None:
+    """By a quarter: (a, b) to (-b, a); queries stay views of [B, T, H, d]."""
+    x = torch.randn(2, 5, 3, 8).transpose(1, 2)
+    zero, one = torch.zeros(1, 3, 5, 4), torch.ones(1, 3, 5, 4)
+    got = rotated(x, Rotation(cos_BHTr=zero, sin_BHTr=one), form)
+    assert torch.equal(got, torch.cat([-x[..., 4:], x[..., :4]], dim=-1))
+    assert got.stride() == x.stride()
 
 
 # ---- ComfyUI's form
