@@ -185,3 +185,36 @@ def test_a_message_costs_one_copy_on_each_side_and_two_where_ranks_differ() -> N
     messages = 2 * 2  # head groups, there and back
     assert copies(8) == copies(4) == copies(2) == messages
     assert copies(6) == 2 * messages  # two ranks with 10 heads, four with 9
+
+
+def called(mesh: Mesh, case: Case) -> list[tuple[str, tuple[int, ...]]]:
+    """What this rank asks of which ranks, in order, in one run."""
+    calls: list[tuple[str, tuple[int, ...]]] = []
+
+    def noted(work: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        calls.append((name, tuple(dist.get_process_group_ranks(kwargs["group"]))))
+        return work(*args, **kwargs)
+
+    model = model_of(case, mesh)
+    with (
+        patch.object(dist, "all_reduce", partial(noted, dist.all_reduce, "reduce")),
+        patch.object(dist, "all_to_all_single", partial(noted, dist.all_to_all_single, "exchange")),
+    ):
+        sampled(model, case)
+    return calls
+
+
+def test_ranks_ask_each_other_in_one_order_whatever_the_group() -> None:
+    """On a GPU all goes over one stream: another order on one rank would wait for ever."""
+    ranks = on_ranks(called, "TP2xU2", overlapped(NATIVE))
+    assert {group for rank in ranks for _, group in rank} == {
+        (0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3),
+    }  # fmt: skip
+    for first, calls in enumerate(ranks):
+        for second in range(first):
+            shared = [
+                [call for call in of_rank if {first, second} <= set(call[1])]
+                for of_rank in (calls, ranks[second])
+            ]
+            assert shared[0] == shared[1] != []
+    assert all([name for name, _ in calls] == [name for name, _ in ranks[0]] for calls in ranks)
