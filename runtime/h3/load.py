@@ -66,8 +66,9 @@ def load_denoiser(
     attend = load_attention(plan.attention, device, compute, options, head_dim=cfg.head_dim)
     if meter is not None:
         attend = meter.wrap(ATTENTION, attend)
-    attend = with_own_v(attend, strided_v=attention_backend(plan.attention).strided_v)
     ops = load_elementwise(plan.elementwise, device)
+    strided_v = attention_backend(plan.attention).strided_v
+    attend = with_own_v(attend, strided_v=strided_v, copy=ops.copy)
     with torch.device("meta"):
         model = H3Model(cfg, attend, ops)
     model.packed_rows = options.rows

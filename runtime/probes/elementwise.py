@@ -55,4 +55,6 @@ def steps(ops: Elementwise, x_SD: Tensor, o_SD: Tensor, qkv_SD: Tensor) -> list[
     angles = o_SD[:, :PAIRS].float()
     weight = x_SD[0, :WIDTH]
     ops.rms_rope(q, k, rope_table(angles, x_SD.dtype), weight, weight, EPS)
-    return [y_SD, total_SD, both_SD, normed_SD, ops.swiglu(o_SD), q, k]
+    v_SHd = torch.empty_like(q, memory_format=torch.contiguous_format)
+    ops.copy(v_SHd, heads[:, 2])
+    return [y_SD, total_SD, both_SD, normed_SD, ops.swiglu(o_SD), q, k, v_SHd]

@@ -23,6 +23,8 @@ from runtime.kernels.attention import (
 from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.attention.sol import sink_blocks
 from runtime.kernels.attention.sol_reference import sol_attention
+from runtime.kernels.elementwise import load as load_elementwise
+from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.unavailable import Unavailable
 
 # The packages that are tried here warn as they import and compile: nothing of ours.
@@ -72,7 +74,11 @@ def loaded(name: str, options: AttentionOptions) -> Attend:
         attend = load_attention(name, CUDA, torch.bfloat16, options)
     except Unavailable as error:
         pytest.skip(str(error))
-    return with_own_v(attend, strided_v=attention_backend(name).strided_v)
+    return with_own_v(
+        attend,
+        strided_v=attention_backend(name).strided_v,
+        copy=load_elementwise("triton", CUDA).copy,
+    )
 
 
 def attended(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -121,7 +127,9 @@ def test_rows_past_the_32_bit_bounds_of_the_qkv_buffer_are_right(name: str, rows
 def test_a_view_of_v_gives_the_bits_of_a_copy(name: str, rows: int) -> None:
     options = AttentionOptions()
     viewed = loaded(name, options)
-    copied = with_own_v(load_attention(name, CUDA, torch.bfloat16, options), strided_v=False)
+    copied = with_own_v(
+        load_attention(name, CUDA, torch.bfloat16, options), strided_v=False, copy=Eager().copy
+    )
     given = packed_views(rows, 128)
     assert torch.equal(attended(viewed, *given), attended(copied, *given))
 

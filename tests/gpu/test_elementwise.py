@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from runtime.kernels.elementwise import load
 from runtime.kernels.elementwise.base import Span
 from runtime.kernels.rope import rope_table
+from runtime.parallel.turns import turns
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -142,3 +143,38 @@ def test_rows_past_the_int32_range_are_right() -> None:
 def test_a_transposed_tensor_is_refused() -> None:
     with pytest.raises(ValueError, match="do not take tensors laid out like this"):
         load("triton", CUDA).swiglu(normal(64, 32).t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("ranks", [1, 2, 6, 7])
+def test_copies_of_strided_views_are_exact(ranks: int, dtype: torch.dtype) -> None:
+    """V out of the fused QKV, and every message of Ulysses made and opened."""
+    copy = load("triton", CUDA).copy
+    qkv = torch.randn(ROWS, 3, HEADS, HEAD, device=CUDA).to(dtype)
+    views = [qkv[:, 2], qkv, qkv.flatten()[: -HEAD - 1].unflatten(0, (-1, 1))]
+    for turn in turns(HEADS, ranks, 2):
+        views += [run.of(qkv).permute(2, 0, 1, 3, 4) for run in turn]
+    for view in views:
+        into = torch.full(view.shape, 7.0, device=CUDA, dtype=dtype)
+        copy(into, view)
+        assert torch.equal(into, view)
+        back = torch.zeros_like(qkv).as_strided(view.shape, view.stride(), view.storage_offset())
+        copy(back, into)
+        assert torch.equal(back, view)
+
+
+def test_a_copy_past_the_int32_range_is_right() -> None:
+    rows = 2**31 // (3 * HEADS * HEAD) + 77
+    qkv = torch.zeros(rows, 3, HEADS, HEAD, device=CUDA, dtype=BF16)
+    qkv[-1] = normal(3, HEADS, HEAD)
+    v = torch.empty(rows, HEADS, HEAD, device=CUDA, dtype=BF16)
+    load("triton", CUDA).copy(v, qkv[:, 2])
+    assert torch.equal(v[-1], qkv[-1, 2]) and torch.equal(v[:-1], qkv[:-1, 2])
+
+
+def test_a_copy_without_runs_or_of_another_shape_is_refused() -> None:
+    copy = load("triton", CUDA).copy
+    with pytest.raises(ValueError, match="takes runs in at most 3 dims"):
+        copy(normal(32, 64), normal(64, 32).t())
+    with pytest.raises(ValueError, match="keeps shape and dtype"):
+        copy(normal(32, 64), normal(32, 64).float())

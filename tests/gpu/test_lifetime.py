@@ -12,6 +12,7 @@ from runtime.h3.model import Block, RowSpan
 from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
 from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise import load as load_elementwise
+from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.rope import rope_table
 from runtime.kernels.unavailable import Unavailable
 
@@ -42,7 +43,7 @@ def block(attention: str, elementwise: str) -> Block:
         ops = load_elementwise(elementwise, CUDA)
     except Unavailable as error:
         pytest.skip(str(error))
-    attend = with_own_v(loaded, strided_v=attention_backend(attention).strided_v)
+    attend = with_own_v(loaded, strided_v=attention_backend(attention).strided_v, copy=Eager().copy)
     torch.manual_seed(0)
     with CUDA:
         made = Block(FULL, attend, ops).to(torch.bfloat16)

@@ -19,10 +19,12 @@ from runtime.kernels.attention import (
     sdpa,
 )
 from runtime.kernels.attention.own_v import with_own_v
+from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.rope import rope_table
 from tests.denoiser_parts import demo_plan
 
 CPU = torch.device("cpu")
+COPY = Eager().copy
 HEADS, DIM = 56, 128
 
 
@@ -49,7 +51,7 @@ class Spy:
 def handed(rows: int, *, strided_v: bool, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """(v as given, v as the backend got it)."""
     spy, (q, k, v) = Spy(), fused(rows, device)
-    with_own_v(spy, strided_v=strided_v)(q, k, v)
+    with_own_v(spy, strided_v=strided_v, copy=COPY)(q, k, v)
     ((got_q, got_k, got_v),) = spy.given
     assert got_q is q and got_k is k
     return v, got_v
@@ -86,8 +88,8 @@ def test_the_backends_that_take_a_view_are_those_measured_or_that_make_their_own
 def test_the_cpu_references_have_the_same_bits_on_a_view(name: str) -> None:
     attend: Attend = attention_backend(name).load(CPU, AttentionOptions())
     q, k, v = (x[:, :3] for x in fused(130))
-    viewed = with_own_v(attend, strided_v=True)(q, k, v)
-    assert torch.equal(viewed, with_own_v(attend, strided_v=False)(q, k, v))
+    viewed = with_own_v(attend, strided_v=True, copy=COPY)(q, k, v)
+    assert torch.equal(viewed, with_own_v(attend, strided_v=False, copy=COPY)(q, k, v))
 
 
 @pytest.mark.parametrize("memory", ["plain", "low"])

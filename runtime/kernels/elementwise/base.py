@@ -62,6 +62,9 @@ class Elementwise(Protocol):
         The table holds [[cos, -sin], [sin, cos]] of R pairs, rounded to the compute dtype.
         """
 
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """into[...] = source, of the same shape and dtype, whatever the strides; no overlap."""
+
     def kept(self) -> tuple[Tensor, ...]:
         """Tensors kept between calls that the last ones read: a CUDA graph of them holds these."""
 

@@ -70,6 +70,10 @@ class Eager:
         for x_SHd, weight_d in ((q_SHd, q_weight_d), (k_SHd, k_weight_d)):
             x_SHd.copy_(_rms_rotate(x_SHd, table_1S1R22[0], weight_d, eps))
 
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """torch's."""
+        into.copy_(source)
+
     def kept(self) -> tuple[Tensor, ...]:
         """Nothing."""
         return ()

@@ -75,6 +75,10 @@ class FP8Rows:
         """Triton's, in place."""
         self._plain.rms_rope(q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps)
 
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """Triton's."""
+        self._plain.copy(into, source)
+
     def kept(self) -> tuple[Tensor, ...]:
         """Triton's."""
         return self._plain.kept()

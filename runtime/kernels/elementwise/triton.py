@@ -21,8 +21,11 @@ from runtime.kernels.unavailable import Unavailable
 class Triton:
     """The row of the table that each packed row uses is laid out once per set of spans."""
 
-    def __init__(self, kernels: Any, rope_kernels: Any, device: torch.device) -> None:
+    def __init__(
+        self, kernels: Any, rope_kernels: Any, copy_kernels: Any, device: torch.device
+    ) -> None:
         self._kernels, self._rope_kernels = kernels, rope_kernels
+        self._copy_kernels = copy_kernels
         self._device = device
         self._spans: tuple[Span, ...] = ()
         self._rows_S = torch.empty(0, dtype=torch.int32, device=device)
@@ -82,6 +85,10 @@ class Triton:
         """As the eager form, q and k at once."""
         self._rope_kernels.rms_rope(q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps)
 
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """16 bytes at a time; ValueError for strides without contiguous runs."""
+        self._copy_kernels.copy(into, source)
+
     def kept(self) -> tuple[Tensor, ...]:
         """The rows of the last spans."""
         return (self._rows_S,)
@@ -98,8 +105,8 @@ class Triton:
 
 
 def _load(device: torch.device) -> Triton:
-    kernels = _kernels("triton_kernels", device)
-    return Triton(kernels, _kernels("triton_rope_kernels", device), device)
+    files = ("triton_kernels", "triton_rope_kernels", "triton_copy_kernels")
+    return Triton(*(_kernels(file, device) for file in files), device)
 
 
 def _load_vae(device: torch.device) -> VaeTriton:
