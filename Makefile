@@ -10,7 +10,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) || (echo "no venv module: apt-get install python3-venv"; exit 1)
 	$(BIN)/python -m pip install -q -U pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,peers]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,peers,ltx]"
 	touch $@
 
 run: setup
