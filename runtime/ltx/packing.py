@@ -8,10 +8,12 @@ one ulp of a second moves a cosine by 10^-3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.ltx.config import LTXConfig
@@ -37,12 +39,6 @@ class Rotation:
     cos_BHTr: Tensor
     sin_BHTr: Tensor
 
-    def to(self, device: torch.device | str, dtype: torch.dtype) -> Rotation:
-        """Both tables there, in that dtype."""
-        return Rotation(
-            cos_BHTr=self.cos_BHTr.to(device, dtype), sin_BHTr=self.sin_BHTr.to(device, dtype)
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeTables:
@@ -52,16 +48,6 @@ class RopeTables:
     audio: Rotation
     video_cross: Rotation
     audio_cross: Rotation
-
-    def to(self, device: torch.device | str, dtype: torch.dtype) -> RopeTables:
-        """All tables there, in that dtype."""
-        return replace(
-            self,
-            video=self.video.to(device, dtype),
-            audio=self.audio.to(device, dtype),
-            video_cross=self.video_cross.to(device, dtype),
-            audio_cross=self.audio_cross.to(device, dtype),
-        )
 
 
 def video_tokens(latent_BCFhw: Tensor) -> Tensor:
@@ -101,55 +87,71 @@ def rope_tables(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> RopeTables:
-    """All rotations of a clip, computed in float32 on the CPU.
+    """All rotations of a clip, computed in float32 on the CPU, spread over tokens on the device.
 
     seconds: frames / fps as the model was trained, or frames * (1/fps) as ComfyUI has it.
     dtype: fp32 rotates in fp32; the latents' dtype as ComfyUI rounds its tables.
     """
-    axes = video_positions(shape, fps, seconds=seconds)
-    video = [_midpoint(axis_T2) for axis_T2 in axes]
+    video = [_midpoint(edges_P2) for edges_P2 in video_positions(shape, fps, seconds=seconds)]
     audio = _midpoint(audio_positions(shape.audio))
-    height, width = shape.height, shape.width
-    grid = torch.meshgrid(*video, indexing="ij")
-    video_T3 = torch.stack([axis.flatten() for axis in grid], dim=-1)
-    frame_T1 = video[0][:, None, None].expand(-1, height, width).reshape(-1, 1)
-    spans = config.positional_embedding_max_pos
-    audio_spans = config.audio_positional_embedding_max_pos
-    longest = [max(spans[0], audio_spans[0])]
-    cross = config.audio_cross_attention_dim
+    span, audio_span = (
+        config.positional_embedding_max_pos,
+        config.audio_positional_embedding_max_pos,
+    )
     heads, audio_heads = config.num_attention_heads, config.audio_num_attention_heads
-    theta = config.positional_embedding_theta
-
-    def table(position_TX: Tensor, spans: Sequence[int], inner: int, heads: int) -> Rotation:
-        found = rotation(position_TX, spans, inner=inner, heads=heads, theta=theta)
-        return found.to(device, dtype)
-
+    inner = config.audio_cross_attention_dim  # of the attentions between the streams
+    longest = [config.cross_max_pos]
+    make = partial(rotation, theta=config.positional_embedding_theta, device=device, dtype=dtype)
+    times = make(video[:1], longest, inner=inner, heads=audio_heads, repeat=shape.frame_tokens)
     return RopeTables(
-        video=table(video_T3, spans, config.video_dim, heads),
-        audio=table(audio[:, None], audio_spans, config.audio_dim, audio_heads),
-        video_cross=table(frame_T1, longest, cross, audio_heads),
-        audio_cross=table(audio[:, None], longest, cross, audio_heads),
+        video=make(video, span, inner=config.video_dim, heads=heads),
+        audio=make([audio], audio_span, inner=config.audio_dim, heads=audio_heads),
+        video_cross=times,
+        audio_cross=make([audio], longest, inner=inner, heads=audio_heads),
     )
 
 
 def rotation(
-    position_TX: Tensor, spans: Sequence[int], *, inner: int, heads: int, theta: float
+    axes: Sequence[Tensor],
+    spans: Sequence[int],
+    *,
+    inner: int,
+    heads: int,
+    theta: float,
+    repeat: int = 1,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> Rotation:
-    """Tables [1, H, T, r] of positions on X axes, each over its span (section 3.4, "split").
+    """Tables [1, H, T, r] of the tokens of a grid (section 3.4, "split").
 
-    The inner/2 angles of a token are frequency-major and axis-minor, zeros before them where they
-    are fewer; a head takes a run of them, so that heads own different bands.
+    axes: fp32 positions along each of X axes, on the CPU, each over its span; the first is the
+    slowest. repeat: so many tokens in a row share a position. The inner/2 angles of a token are
+    frequency-major and axis-minor, zeros before them where they are fewer; a head takes a run of
+    them, so that heads own different bands.
     """
-    axes = position_TX.shape[-1]
-    fraction_TX = torch.stack([position_TX[:, x] / spans[x] for x in range(axes)], dim=-1)
-    frequency_n = frequencies(inner // (2 * axes), theta)
-    angle_TXn = (fraction_TX.unsqueeze(-1) * 2 - 1) * frequency_n
-    angle_TK = angle_TXn.transpose(-1, -2).flatten(1)
-    missing = inner // 2 - angle_TK.shape[-1]
-    cos = torch.nn.functional.pad(angle_TK.cos(), (missing, 0), value=1.0)
-    sin = torch.nn.functional.pad(angle_TK.sin(), (missing, 0), value=0.0)
-    by_head = [x.unflatten(1, (heads, -1)).transpose(0, 1)[None] for x in (cos, sin)]
-    return Rotation(cos_BHTr=by_head[0], sin_BHTr=by_head[1])
+    frequency_n = frequencies(inner // (2 * len(axes)), theta)
+    angles = [
+        ((position_P / span).unsqueeze(-1) * 2 - 1) * frequency_n
+        for position_P, span in zip(axes, spans, strict=True)
+    ]
+    missing = inner // 2 - len(axes) * len(frequency_n)
+    tables = []
+    for values, still in (([a.cos() for a in angles], 1.0), ([a.sin() for a in angles], 0.0)):
+        table_TK = _over_grid([v.to(device, dtype) for v in values])
+        table_TK = F.pad(table_TK.repeat_interleave(repeat, dim=0), (missing, 0), value=still)
+        tables.append(table_TK.unflatten(1, (heads, -1)).transpose(0, 1)[None])
+    return Rotation(cos_BHTr=tables[0], sin_BHTr=tables[1])
+
+
+def _over_grid(tables: Sequence[Tensor]) -> Tensor:
+    """Of each axis [P, n] -> of each token of their grid [T, n*X]: few cosines serve many."""
+    sizes = [len(table_Pn) for table_Pn in tables]
+    spread = []
+    for axis, table_Pn in enumerate(tables):
+        shape = [1] * len(tables)
+        shape[axis] = sizes[axis]
+        spread.append(table_Pn.view(*shape, -1).expand(*sizes, -1))
+    return torch.stack(spread, dim=-1).flatten(-2).flatten(0, -2)
 
 
 def frequencies(count: int, theta: float) -> Tensor:

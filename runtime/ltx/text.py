@@ -92,16 +92,20 @@ class Connector(nn.Module):
         x_BTD = with_registers(
             features_BSD.to(device, dtype), mask_BS.to(device), self.learnable_registers, rows
         )
-        rope = self.rope(rows).to(device, torch.float32)
+        rope = self.rope(rows)
         for block in self.transformer_1d_blocks:
             x_BTD = block(x_BTD, rope)
         return rms(x_BTD, NORM_EPS)
 
     def rope(self, rows: int) -> Rotation:
-        """Rotation by the row's index, fp32 on the CPU."""
-        position_T1 = torch.arange(rows, dtype=torch.float32)[:, None]
+        """Rotation by the row's index, fp32."""
         return rotation(
-            position_T1, self.span, inner=self.width, heads=self.heads, theta=self.theta
+            [torch.arange(rows, dtype=torch.float32)],
+            self.span,
+            inner=self.width,
+            heads=self.heads,
+            theta=self.theta,
+            device=self.learnable_registers.device,
         )
 
 
