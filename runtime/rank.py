@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runtime.families import FAMILIES
+from runtime.families import FAMILIES, need_h3
 from runtime.layouts import Layout, check_guidance
 from runtime.messages import (
     Beat,
@@ -76,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         plan, request = read_plan(args.plan), read_request(args.request)
+        need_h3(plan, "runtime.rank")
         check_guidance(plan.layout, request.cfg)
         meeting = _meeting(plan)
     except (ValueError, OSError) as error:

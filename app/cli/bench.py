@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app import bench, measurements, preflight, presets, runs
+from app import bench, families, measurements, preflight, presets, runs
 from app.bench_child import BenchFailed, Child
 from app.bench_lock import alone
 from app.bench_table import lines
@@ -167,6 +167,7 @@ def _setups(args: argparse.Namespace, request: Ref2VARequest) -> list[tuple[str,
 
     def setup(place: str, subject: str, plan: Plan, weights: str | None) -> dict[str, Any]:
         folder = out / place if out else None
+        families.check_pair(request, plan)
         if not weights and not args.text_rows:
             place_of_files = folder or Path(tempfile.gettempdir()) / request.id
             preflight.check(request, plan, place_of_files, media=not args.no_media)

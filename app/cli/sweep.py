@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app import bench, measurements, presets, runs, sweep
+from app import bench, families, measurements, presets, runs, sweep
 from app.bench_child import BenchFailed, Child
 from app.bench_lock import alone
 from app.cli.bench import add_store, append, watching
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--text-rows must be 1 or more, got {args.text_rows}")
     plan = presets.load_plan(presets.find("plans", args.plan))
     request = _request(args)
+    families.check_pair(request, plan)
     cuda = plan.device == "cuda"
     names = sweep.chosen(args.layouts, _devices(plan), cuda=cuda, cfg=request.cfg)
     for name in names:

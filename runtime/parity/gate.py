@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from runtime.checkpoints import open_checkpoint
+from runtime.families import need_h3
 from runtime.media.files import write_bytes_atomic, write_json_atomic
 from runtime.messages import Plan
 from runtime.parity import gate_plans
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """0: within limits; 1: a stream of a step is beyond; 2: no verdict (EXITS), or bad input."""
     _check(args)
     base = read_plan(args.plan) if args.plan else gate_plans.default_plan()
+    need_h3(base, "launch.py gate")
     base = gate_plans.changed(base, args.settings)
     cases = _cases(args, base)
     shortest = min(case.num_steps for case in cases)
@@ -178,6 +180,7 @@ def _reference(against: str | None, p: Plan) -> Plan:
     """Plan Q; ValueError says which one the baseline would be when none is named."""
     if against and against != BASELINE:
         q = read_plan(against)
+        need_h3(q, "launch.py gate")
         if q.device != p.device:
             raise ValueError(
                 f"plan {p.name} runs on {p.device} and {q.name} on {q.device}; a gate compares "

@@ -13,12 +13,14 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+import launch
 from app import families, ltx_planning, plan_fields, preflight, presets, records, stored
 from app.console import Console
 from app.history import History
 from app.job import job_of, row_of
 from app.jobs import Job
 from app.shapes import LTXRequestJson
+from runtime import rank
 from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.families import FAMILIES
 from runtime.ltx.attention import OPEN
@@ -406,3 +408,35 @@ def test_a_job_of_ltx_runs_beside_one_of_h3(console: Console, web: TestClient) -
     assert [console.jobs.need(id).state for id in ids] == ["done", "done"]
     timings = web.get(f"/api/v1/runs/{ids[1]}/timings").json()
     assert timings["conditions"]["family"] == "ltx" and timings["shape"]["fps"] == 24
+
+
+# ---- commands that know H3 alone
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "bench --text-rows 300 --random-weights pruned_nvfp4 --random-size tiny",
+            "for MiniMax H3 and plan mine runs LTX-2.5",
+        ),
+        ("sweep --text-rows 300", "for MiniMax H3 and plan mine runs LTX-2.5"),
+        ("gate --against baseline", "plans of family h3 alone, and plan mine is of family ltx"),
+    ],
+)
+def test_a_command_that_knows_h3_alone_says_so(
+    ltx: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, words: str
+) -> None:
+    (tmp_path / "mine.toml").write_text(presets.dump_plan(ltx))
+    assert launch.main([*command.split(), "--plan", str(tmp_path / "mine.toml")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_ranks_of_torchrun_start_no_weights_that_nobody_acknowledged(
+    ltx: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text(presets.dump_plan(ltx))
+    (tmp_path / "r.toml").write_text('prompt = "x"\n')
+    files = ["--plan", str(tmp_path / "mine.toml"), "--request", str(tmp_path / "r.toml")]
+    assert rank.main([*files, "--out", str(tmp_path / "out")]) == 2
+    assert "runtime.rank knows plans of family h3 alone" in capsys.readouterr().err
