@@ -3,7 +3,7 @@ const STAGES = ['text encode', 'reference encode', 'denoise', 'video VAE decode'
 const PARTS = ['attention', 'GEMM', 'communication', 'other'];
 
 // On a phone every name of the legend has a line of its own.
-const legendRoom = (names) => (innerWidth < 600 ? 17 * names : 0);
+const legendRoom = (names) => (innerWidth < 600 ? 20 * names : 0);
 const ranksOf = (stages) => [...new Set(stages.map((s) => s.rank))].sort((a, b) => a - b);
 const isBar = (s) => s.stage !== 'load' && s.stage !== 'end to end' && s.stage !== 'all communication' && !PARTS.includes(s.stage);
 

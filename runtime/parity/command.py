@@ -12,14 +12,17 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from runtime.layouts import LAYOUTS, SINGLE, Layout
 from runtime.lifeline import die_with_parent
 from runtime.messages import Plan
 from runtime.parity.cpu import pin
 from runtime.parity.events import emit
 from runtime.parity.plans import read_plan
+from runtime.parity.ranks import on_ranks
 from runtime.parity.report import (
     CaseResult,
     ending,
@@ -34,6 +37,7 @@ from runtime.parity.report import (
 FOLDER_OF_CHECKPOINTS = "checkpoints"
 NOT_ASKED = "unpinned: --unpinned"
 ON_GPU = "unpinned: --device cuda"
+_LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +49,15 @@ class _Case:
     checkpoints: Path
     plan: Plan | None
     device: str
+    layout: str
     threads: int
     dump: Path | None
     events: bool
+
+    @property
+    def ranks(self) -> int:
+        """Processes that replay it together."""
+        return Layout.parse(self.layout).ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a TOML file or a name in presets/plans: its backends where a golden leaves them open",
     )
     parser.add_argument(
+        "--layout",
+        metavar="U2",
+        help="whole requests (kind e2e) on the ranks of a layout, within tolerances, each rank's "
+        "tensors compared (default: the plan's, else single)",
+    )
+    parser.add_argument(
         "--dump", type=Path, help="write frames of both sides and their difference there, as PNG"
     )
     parser.add_argument(
@@ -89,7 +105,12 @@ def run(args: argparse.Namespace) -> int:
     if args.events:
         die_with_parent(os.getppid())
     plan = read_plan(args.plan) if args.plan else None
+    layout = _layout(args.layout, plan)
+    if plan is not None:
+        plan = replace(plan, layout=layout)  # what it cannot be with that layout is said here
     device = _check(args, plan)
+    ranks = Layout.parse(layout).ranks
+    _check_gpus(device, layout)
     found = list(_cases(args.paths, args.checkpoints))
     if not found:
         named = ", ".join(map(str, args.paths))
@@ -102,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
             checkpoints=beside,
             plan=plan,
             device=device,
+            layout=layout,
             threads=args.threads if args.unpinned else 0,
             dump=args.dump.absolute() / names[index] if args.dump else None,
             events=args.events,
@@ -109,9 +131,11 @@ def run(args: argparse.Namespace) -> int:
         for index, (path, beside) in enumerate(found)
     ]
     _say(args.events, heading(), "begin", {"cases": names})
-    results = _results(cases, 1 if device == "cuda" else min(args.jobs, len(cases)))
+    at_once = 1 if device == "cuda" else min(max(1, args.jobs // ranks), len(cases))
+    results = _results(cases, at_once)
     if args.out is not None:
-        write_report(args.out, results, {"plan": plan.name if plan else "", "device": device})
+        facts = {"plan": plan.name if plan else "", "device": device, "layout": layout}
+        write_report(args.out, results, facts)
     if not args.events:
         return finish(results, at_least=args.at_least)
     emit("end", summarise(results))
@@ -177,6 +201,28 @@ def _check(args: argparse.Namespace, plan: Plan | None) -> str:
     return device
 
 
+def _layout(asked: str | None, plan: Plan | None) -> str:
+    """The layout to replay in; ValueError for an unknown one, and for two that contradict."""
+    if asked is not None and asked not in LAYOUTS:
+        raise ValueError(f"--layout must be one of {', '.join(LAYOUTS)}, got {asked!r}")
+    own = plan.layout if plan else SINGLE
+    if asked is not None and plan and own not in (SINGLE, asked):
+        raise ValueError(
+            f"--layout {asked} contradicts plan {plan.name}, which names {own}; leave out one"
+        )
+    return asked or own
+
+
+def _check_gpus(device: str, layout: str) -> None:
+    ranks = Layout.parse(layout).ranks
+    if device != "cuda" or ranks == 1:
+        return
+    import torch  # as in _check
+
+    if ranks > (count := torch.cuda.device_count()):
+        raise ValueError(f"layout {layout} needs {ranks} GPUs, this machine has {count}")
+
+
 def _cases(paths: list[Path], checkpoints: Path | None) -> Iterator[tuple[Path, Path]]:
     for path in paths:
         if path.is_dir():
@@ -210,30 +256,50 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _work(case: _Case) -> CaseResult:
     """In a worker process."""
+    if case.ranks == 1:
+        return _replayed(case, 0, "")
+    return on_ranks(partial(_replayed, case), case.ranks, case.path.stem, case.path)
+
+
+def _replayed(case: _Case, rank: int, store: str) -> CaseResult:
+    """By one rank of the case's layout, which meets the others at `store`."""
     warnings.filterwarnings("ignore", message=".*expandable_segments.*")
     on_gpu = case.device == "cuda"
     cpu = ON_GPU if on_gpu else NOT_ASKED if case.threads else pin()
     import torch  # only now: pin() comes before torch
 
+    from runtime.parallel.mesh import mesh_of
     from runtime.parity.judge import replay_case
     from runtime.parity.setup import Setup, unwatched
+    from runtime.team import Meeting, Ranks
 
     torch.set_num_threads(case.threads or 1)
     if on_gpu:  # the fp32 goldens of convolutions know no TF32
         torch.backends.cudnn.allow_tf32 = False
     facts = {"index": case.index, "case": case.path.stem}
-    if case.events:
+    tells = case.events and rank == 0
+    if tells:
         emit("case", facts)
 
     def on_step(run: str, done: int, total: int) -> None:
         emit("step", {**facts, "run": run, "done": done, "total": total})
 
+    device = torch.device(case.device)
+    if case.ranks > 1:
+        if on_gpu:
+            device = torch.device(case.device, rank)
+            torch.cuda.set_device(device)
+        Ranks(
+            Meeting(rank=rank, ranks=case.ranks, local=rank, store=store, interface=_LOOPBACK),
+            case.device,
+        )
     setup = Setup(
-        device=torch.device(case.device),
+        device=device,
         plan=case.plan,
-        on_step=on_step if case.events else unwatched,
+        on_step=on_step if tells else unwatched,
+        mesh=mesh_of(Layout.parse(case.layout)),
     )
-    return replay_case(case.path, case.checkpoints, cpu, setup, case.dump)
+    return replay_case(case.path, case.checkpoints, cpu, setup, case.dump if rank == 0 else None)
 
 
 def _outcome(case: _Case, future: Future[CaseResult]) -> CaseResult:

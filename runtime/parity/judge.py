@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from runtime.kernels.unavailable import Unavailable
+from runtime.layouts import guided
 from runtime.parity.dump import write_frames
 from runtime.parity.golden import Golden
 from runtime.parity.limits import Limit, limit_of
@@ -49,7 +50,7 @@ def replay_case(
         setup = replace(setup, on_frames=lambda *sides: frames.append(write_frames(folder, *sides)))
     try:
         golden = Golden(path)
-        _check(golden, checkpoints)
+        _check(golden, checkpoints, setup)
         settings = settings_of(golden, checkpoints, setup)
         comparisons = _replay(golden, checkpoints, setup)
         unread = _unread(golden, comparisons) if setup.staged else []
@@ -70,9 +71,15 @@ def replay_case(
     )
 
 
-def _check(golden: Golden, checkpoints: Path) -> None:
+def _check(golden: Golden, checkpoints: Path, setup: Setup) -> None:
     if golden.kind not in KINDS:
         raise Unsupported(f"golden kind {golden.kind!r}; known: {', '.join(KINDS)}")
+    if not setup.whole and golden.kind != "e2e":
+        raise Unsupported(
+            f"golden kind {golden.kind!r} has nothing that ranks share; replay it without a layout"
+        )
+    if setup.mesh.sides.size > 1 and not guided(float(golden.params.get("cfg", 1.0))):
+        raise Unsupported("the golden has no negative side, which half of the ranks would compute")
     if golden.kind not in NO_CHECKPOINTS and not checkpoints.is_dir():
         raise ValueError(
             f"there is no folder {checkpoints}; name the folder of the tiny checkpoints with "

@@ -52,7 +52,8 @@ def _models(path: Path, table: Any) -> ModelFiles:
             f"unknown key {unknown[0]!r} in [models] of {path.name}; it has {', '.join(known)}"
         )
     named = {name: _file(path, name, value) for name, value in table.items() if name != _LAYERS}
-    files = ModelFiles(**{**dict.fromkeys(_FILES, Path()), **named})
+    given: dict[str, Any] = {**dict.fromkeys(_FILES, Path()), **named}
+    files = ModelFiles(**given)
     if _LAYERS not in table:
         return files
     layers = table[_LAYERS]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from runtime.checkpoints import open_checkpoint
 from runtime.checkpoints.base import Checkpoint
+from runtime.layouts import SINGLE
 from runtime.messages import ModelFiles, Plan
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Unsupported
@@ -69,6 +70,10 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
     return replace(
         own,
         name=plan.name,
+        layout=plan.layout,
+        amax=plan.amax,
+        overlap=plan.overlap,
+        gather=plan.gather,
         attention=plan.attention,
         kj_mode=plan.kj_mode,
         sol_tau=plan.sol_tau,
@@ -99,6 +104,8 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
     """What the report says of a replay; empty where no setting plays a part."""
     by = "plan" if setup.plan else "golden"
     found = [_setting("device", setup.device.type, by)]
+    if setup.plan and setup.plan.layout != SINGLE:
+        found.append(_setting("layout", setup.plan.layout, "plan"))
     if golden.kind == "e2e":
         checkpoint = denoiser(golden, checkpoints)
         plan = plan_of(golden, checkpoint, setup)
