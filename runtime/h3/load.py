@@ -13,6 +13,7 @@ from runtime.checkpoints.load import LoadReport, fill, load_into
 from runtime.graphs import CudaRecorder, Graphs
 from runtime.h3 import lifetime
 from runtime.h3.config import H3Config
+from runtime.h3.gathered import gathers, own_heads
 from runtime.h3.graphed import graphed
 from runtime.h3.linears import choose as choose_linears
 from runtime.h3.linears import hand_over_rows
@@ -94,6 +95,8 @@ def load_denoiser(
     )
     if overlaps(plan, mesh):
         chosen = in_turns(model, checkpoint.layers, plan, chosen, mesh)
+    if gathers(plan, mesh):
+        chosen = own_heads(model, checkpoint.layers, chosen, mesh)
     if cut:
         chosen = share_weights(model, checkpoint.layers, plan, chosen, mesh, meter)
     if plan.memory == "low":

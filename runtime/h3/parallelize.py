@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
+from runtime.h3.gathered import gather_rows
 from runtime.h3.linears import Linears, named, narrow_layers
 from runtime.h3.model import Block, H3Model, PackedInputs, RowSpan, StepRows
 from runtime.h3.modulation import Tables
@@ -25,6 +26,7 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.meter import COMMUNICATION, StepMeter
 from runtime.parallel.mesh import Exchange, Mesh
+from runtime.parallel.packed_rows import PackedGather
 from runtime.parallel.shares import head_shares, ranges, row_shares, unit_shares
 from runtime.parallel.tensor import PartialSum, inputs_of, outputs_of
 from runtime.parallel.ulysses import RowShares, Ulysses, Wait
@@ -38,8 +40,12 @@ class OwnRows:
     It stands in their place on the model, so what wraps or calls them goes on as before.
     """
 
-    def __init__(self, model: H3Model, mesh: Mesh, shared: RowShares, wait: Wait) -> None:
+    def __init__(
+        self, model: H3Model, mesh: Mesh, shared: RowShares, wait: Wait, *, gathered: bool
+    ) -> None:
+        """gathered: Q and K are of all rows, and rotate by the table of all."""
         self._model, self._group, self._shared, self._wait = model, mesh.rows, shared, wait
+        self._gathered = gathered
 
     def embed(self, video_rows: Tensor, audio_rows: Tensor, inputs: PackedInputs) -> Tensor:
         """H3Model.embed, then its own rows [R, D]: embedding all keeps the bits of the GEMM."""
@@ -59,7 +65,8 @@ class OwnRows:
         own = self._own(rope.shape[1])
         mine = [RowSpan(*_within(own, s.start, s.stop), s.row) for s in spans]
         mine = [span for span in mine if span.start < span.stop]
-        return H3Model.run_blocks(self._model, x_RD, tables, mine, rope[:, own], start, stop)
+        rope = rope if self._gathered else rope[:, own]
+        return H3Model.run_blocks(self._model, x_RD, tables, mine, rope, start, stop)
 
     def finish(
         self, x_RD: Tensor, inputs: PackedInputs, rows: StepRows, tables: Tables
@@ -107,16 +114,17 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     for block in model.blocks:
         assert isinstance(block, Block)
         head_shares(block.attn.heads, mesh.rows.size)  # a sentence before any row is computed
-    shared = RowShares()
-    own = OwnRows(model, mesh, shared, wait)
-    model.embed = own.embed  # type: ignore[method-assign]
-    model.run_blocks = own.run_blocks  # type: ignore[assignment,method-assign]
-    model.finish = own.finish  # type: ignore[assignment,method-assign]
+    shared, gathered = RowShares(), False
     for block in model.blocks:
         assert isinstance(block, Block)
         ulysses = Ulysses(block.attn.attend, mesh.rows, shared, wait)
         block.attn.attend = ulysses
         overlap(block.attn, ulysses)
+        gathered = gather_rows(block.attn, ulysses, PackedGather(mesh.rows, shared, wait), mesh)
+    own = OwnRows(model, mesh, shared, wait, gathered=gathered)
+    model.embed = own.embed  # type: ignore[method-assign]
+    model.run_blocks = own.run_blocks  # type: ignore[assignment,method-assign]
+    model.finish = own.finish  # type: ignore[assignment,method-assign]
 
 
 def share_weights(

@@ -64,24 +64,37 @@ class Ulysses:
 
     def attended(self, there: Sequence[Exchange], shape: Sequence[int]) -> Tensor:
         """Attention over what was sent in `turns`; shape: of q, [1, H, R, d] -> [1, R, H*d]."""
-        _, num_heads, num_rows, width = shape
+        _, num_heads, _, width = shape
         order = self.turns(num_heads)
         back = [
             self._attended(exchange, counts_of(turn), width)
             for exchange, turn in zip(there, order, strict=True)
         ]
-        first = back[0].sent
-        out_RHd = torch.empty(num_rows, num_heads, width, dtype=first.dtype, device=first.device)
-        for exchange, turn in zip(back, order, strict=True):
-            unpack(self._wait(exchange), turn, out_RHd)
-        return out_RHd.flatten(1)[None]
+        return self._back(back, order, num_heads, width)
+
+    def over_all_rows(
+        self, q_BhSd: Tensor, k_BhSd: Tensor, v_BhSd: Tensor, *, num_heads: int
+    ) -> Tensor:
+        """All rows of this rank's heads, of num_heads in all: [1, h, S, d] -> [1, R, H*d]."""
+        order, back, first = self.turns(num_heads), [], 0
+        for turn in order:
+            heads = counts_of(turn)
+            own = slice(first, first + heads[self._group.rank])
+            q, k, v = (x[:, own] for x in (q_BhSd, k_BhSd, v_BhSd))
+            back.append(self._sent_back(q, k, v, heads))
+            first = own.stop
+        return self._back(back, order, num_heads, q_BhSd.shape[-1])
 
     def _attended(self, exchange: Exchange, heads: Sequence[int], width: int) -> Exchange:
-        """Attention of this rank's heads; every rank's rows of the output are on their way."""
         own = heads[self._group.rank]
         qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
-        q, k, v = qkv_S3hd.unbind(1)
-        out_BSD = self._attend(*(x[None].transpose(1, 2) for x in (q, k, v)))
+        q, k, v = (x[None].transpose(1, 2) for x in qkv_S3hd.unbind(1))
+        return self._sent_back(q, k, v, heads)
+
+    def _sent_back(self, q: Tensor, k: Tensor, v: Tensor, heads: Sequence[int]) -> Exchange:
+        """Attention of this rank's heads; every rank's rows of the output are on their way."""
+        own, width = q.shape[1], q.shape[-1]
+        out_BSD = self._attend(q, k, v)
         counts = self._rows.counts
         mine = counts[self._group.rank]
         return self._group.exchange(
@@ -89,6 +102,16 @@ class Ulysses:
             [rows * own * width for rows in counts],
             [mine * count * width for count in heads],
         )
+
+    def _back(
+        self, back: Sequence[Exchange], order: Sequence[Turn], num_heads: int, width: int
+    ) -> Tensor:
+        """The output of all heads, for this rank's rows: [1, R, H*d]."""
+        first, num_rows = back[0].sent, self._rows.counts[self._group.rank]
+        out_RHd = torch.empty(num_rows, num_heads, width, dtype=first.dtype, device=first.device)
+        for exchange, turn in zip(back, order, strict=True):
+            unpack(self._wait(exchange), turn, out_RHd)
+        return out_RHd.flatten(1)[None]
 
 
 def _joined(q_RHd: Tensor, k_RHd: Tensor, v_RHd: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import comfy_kitchen as ck
 import torch
 from comfy_kitchen.exceptions import BackendError
@@ -36,6 +38,16 @@ def quantise(x_SK: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return ck.quantize_nvfp4(x_SK, scale, pad_16x=bool(rows % 16 or columns % 16))
 
 
+class NVFP4Rows(NamedTuple):
+    """x is about codes * block scales * scale: what `quantise` makes of num_rows rows."""
+
+    codes: Tensor  # packed, [S, K/2] bytes, both padded with zeros
+    blocks: Tensor  # e4m3, a value per 16 of a row, in tiles of 128 x 4
+    scale: Tensor  # [] fp32
+    num_rows: int
+    dtype: torch.dtype  # of x, and of what is made of it
+
+
 class NVFP4NativeLinear(AmaxLinear):
     """y = round(acc * (s2_x * s2_w) + b) with fp32 accumulation (contract 0.1.7, 8.3)."""
 
@@ -48,20 +60,26 @@ class NVFP4NativeLinear(AmaxLinear):
         self._unscaled: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.multiplied(self.packed_rows(x)).reshape(*x.shape[:-1], self.out_features)
+
+    def packed_rows(self, x: Tensor) -> NVFP4Rows:
+        """x [..., K] as it is multiplied; with the scale that share_amax gives."""
         x_SK = self.scaled_input(x).reshape(-1, self.in_features)
         scale = activation_scale(x_SK, self.input_scale, self.share_amax)
-        codes, blocks = quantise(x_SK, scale)
-        multiply = self._tensor_cores if x.is_cuda else self._reference
-        y_SN = multiply(x_SK, codes, blocks, scale)[: x_SK.shape[0], : self.out_features]
-        return y_SN.reshape(*x.shape[:-1], self.out_features)
+        return NVFP4Rows(*quantise(x_SK, scale), scale, x_SK.shape[0], x.dtype)
 
-    def _tensor_cores(self, x: Tensor, codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
+    def multiplied(self, x: NVFP4Rows) -> Tensor:
+        """[S, N]; each row of it comes from its own row alone."""
+        multiply = self._tensor_cores if x.codes.is_cuda else self._reference
+        return multiply(x)[: x.num_rows, : self.out_features]
+
+    def _tensor_cores(self, x: NVFP4Rows) -> Tensor:
         operands = {
-            "a": codes,
+            "a": x.codes,
             "b": self.weight,
-            "tensor_scale_a": scale,
+            "tensor_scale_a": x.scale,
             "tensor_scale_b": self.weight_scale_2,
-            "block_scale_a": blocks,
+            "block_scale_a": x.blocks,
             "block_scale_b": self.weight_scale,
             "bias": self.bias_as(x),
             "out_dtype": x.dtype,
@@ -72,18 +90,19 @@ class NVFP4NativeLinear(AmaxLinear):
             matmul = registry.get_implementation(MATMUL, backend="cuda", kwargs=operands)
         except BackendError as error:
             raise Unavailable(
-                "nvfp4_native", f"layer {self.packed.layer}, {tuple(x.shape)} {x.dtype}: {error}"
+                "nvfp4_native",
+                f"layer {self.packed.layer}, {(x.num_rows, self.in_features)} {x.dtype}: {error}",
             ) from error
         result: Tensor = matmul(**operands)
         return result
 
-    def _reference(self, x: Tensor, codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
+    def _reference(self, x: NVFP4Rows) -> Tensor:
         one = torch.ones((), dtype=torch.float32)
         if self._unscaled is None:
             scales = self.weight_scale.view(torch.float8_e4m3fn)
             self._unscaled = ck.dequantize_nvfp4(self.weight, one, scales, torch.float32)
-        x_SK = ck.dequantize_nvfp4(codes, one, blocks, torch.float32)
-        y_SN = torch.mm(x_SK, self._unscaled.t()) * (scale * self.weight_scale_2)
+        x_SK = ck.dequantize_nvfp4(x.codes, one, x.blocks, torch.float32)
+        y_SN = torch.mm(x_SK, self._unscaled.t()) * (x.scale * self.weight_scale_2)
         bias = self.bias_as(x)
         if bias is not None:
             y_SN[:, : self.out_features] += bias.float()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from runtime.checkpoints.base import PackedWeight
@@ -14,6 +16,14 @@ ShareAmax = Callable[[Tensor], Tensor]
 def unshared(amax: Tensor) -> Tensor:
     """All the activations are here."""
     return amax
+
+
+class Activations(Protocol):
+    """A tensor, or what a linear has made of one."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
 
 
 class PackedLinear(nn.Module):
@@ -47,7 +57,7 @@ class PackedLinear(nn.Module):
         """AWQ: the input times pre_quant_scale, in the input's dtype (contract 5.7)."""
         return x if self.pre_quant_scale is None else x * self.pre_quant_scale.to(x.dtype)
 
-    def bias_as(self, x: Tensor) -> Tensor | None:
+    def bias_as(self, x: Activations) -> Tensor | None:
         """The bias rounded to the compute dtype, as ComfyUI's mixed ops load it (contract 1.4b)."""
         return None if self.bias is None else self.bias.to(x.dtype)
 
