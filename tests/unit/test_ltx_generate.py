@@ -390,6 +390,10 @@ def test_the_console_makes_it_and_can_read_its_settings_back(
     found = web.get(f"/api/v1/runs/{job.id}").json()
     assert found["job"]["references"][0]["name"] == picture.name
     assert found["engine"]["resolved"]["model version"] == "2.5.0"
+    asked_again = {"request": body["request"], "plan": "mine"}
+    estimate = web.post("/api/v1/preflight", json=asked_again).json()
+    assert estimate["ram"]["source"] == "measured here in one run of this plan and shape"
+    assert estimate["time"]["source"] == "history"
     video = web.get(found["job"]["video"])
     assert video.headers["content-type"] == "video/mp4" and len(video.content) > 1000
     files = {"file": ("x.mp4", video.content, "video/mp4")}
