@@ -15,7 +15,6 @@ from runtime.kernels.elementwise import Elementwise
 from runtime.kernels.elementwise.fp8_rows import FP8Rows
 from runtime.kernels.elementwise.triton import Triton
 from runtime.kernels.linear import linear_backend, linear_builder
-from runtime.kernels.linear.fp8_dynamic import FP8DynamicLinear
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 
@@ -107,7 +106,7 @@ def hand_over_rows(model: H3Model, ops: Elementwise) -> None:
     for block in model.blocks:
         assert isinstance(block, Block)
         linears = (block.attn.qkv_proj, block.mlp.fc1, block.mlp.fc2)
-        if all(isinstance(x, FP8DynamicLinear) and x.takes_rows for x in linears):
+        if all(getattr(x, "takes_rows", False) for x in linears):
             block.ops = block.mlp.ops = fused
 
 

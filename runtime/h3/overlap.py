@@ -22,7 +22,9 @@ from runtime.h3.config import NORM_EPS
 from runtime.h3.linears import Linears, named, narrow_layers
 from runtime.h3.model import Attention, H3Model
 from runtime.kernels.linear import linear_backend
+from runtime.kernels.linear.fp8_dynamic import FP8DynamicLinear
 from runtime.kernels.linear.packed import AmaxLinear, ShareAmax
+from runtime.kernels.scaled import Scaled
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parallel.mesh import Mesh
@@ -40,10 +42,15 @@ class QKVTurns(nn.Module):
         super().__init__()
         self.linears = nn.ModuleList(linears)
 
-    def forward(self, x_RD: Tensor, turn: int) -> Tensor:
+    def forward(self, x_RD: Tensor | Scaled, turn: int) -> Tensor:
         """[R, 3*h*d] of that message: q, k and v of its heads."""
         result: Tensor = self.linears[turn](x_RD)
         return result
+
+    @property
+    def takes_rows(self) -> bool:
+        """FP8 rows that the step before has quantised, for all messages."""
+        return all(isinstance(x, FP8DynamicLinear) and x.takes_rows for x in self.linears)
 
     def share_amax(self, share: ShareAmax) -> None:
         """All linears have the same input: the ranks are asked for its largest value once."""
@@ -114,13 +121,13 @@ def overlap(attn: Attention, ulysses: Ulysses) -> None:
         attn.forward = functools.partial(_forward, attn, ulysses)
 
 
-def _forward(attn: Attention, ulysses: Ulysses, x_RD: Tensor, rope: Tensor) -> Tensor:
+def _forward(attn: Attention, ulysses: Ulysses, x_RD: Tensor | Scaled, rope: Tensor) -> Tensor:
     """Attention.forward on this rank's rows."""
-    there = []
+    there, num_rows = [], rope.shape[1]
     for number, turn in enumerate(ulysses.turns(attn.heads)):
         qkv = attn.qkv_proj(x_RD, number).unflatten(-1, (3, -1, attn.head_dim))
         q, k, _ = qkv.unbind(1)
         attn.ops.rms_rope(q, k, rope, attn.q_norm.weight, attn.k_norm.weight, NORM_EPS)
         there.append(ulysses.send(qkv, alone(turn)))
-    shape = (1, attn.heads, len(x_RD), attn.head_dim)
+    shape = (1, attn.heads, num_rows, attn.head_dim)
     return attn.out_proj(ulysses.attended(there, shape)[0])

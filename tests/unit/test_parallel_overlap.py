@@ -14,7 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.h3.model import Block
 from runtime.h3.overlap import QKVTurns
+from runtime.kernels.elementwise.eager import Eager
+from runtime.kernels.linear.fp8_dynamic import quantise_rows
 from runtime.kernels.unavailable import Unavailable
 from runtime.meter import ALL_COMMUNICATION, COMMUNICATION, StepMeter
 from runtime.parallel.mesh import ALONE, Exchange, Group, Mesh
@@ -101,6 +104,35 @@ def asked(mesh: Mesh, case: Case) -> tuple[int, int]:
 def test_the_largest_activation_is_asked_for_once_for_all_messages() -> None:
     for more, plain in on_ranks(asked, "U2", NATIVE):
         assert more == plain == 3 * 2 * 4  # steps, blocks, linears
+
+
+class Handed(Eager):
+    """As Triton's steps before FP8 linears: what they make is handed on quantised row by row."""
+
+    def norm_modulate(self, *operands: Any) -> Any:
+        return quantise_rows(super().norm_modulate(*operands))
+
+    def gated_add_norm(self, x: Tensor, o: Tensor, gate: Tensor, *rest: Any) -> Any:
+        return self.norm_modulate(rest[0], self.gated_add(x, o, gate, rest[-1]), *rest[1:])
+
+    def swiglu(self, gate_up: Tensor) -> Any:
+        return quantise_rows(super().swiglu(gate_up))
+
+
+def handed(mesh: Mesh, case: Case) -> bool:
+    """Have FP8 rows from the step before the bits of rows that each linear quantises?"""
+    want = sampled(model_of(case, mesh), case)
+    model, ops = model_of(overlapped(case), mesh), Handed()
+    for block in model.blocks:
+        assert isinstance(block, Block) and isinstance(block.attn.qkv_proj, QKVTurns)
+        assert block.attn.qkv_proj.takes_rows
+        block.ops = block.mlp.ops = ops
+    got = sampled(model, case)
+    return all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_rows_that_come_quantised_are_projected_in_turns_too() -> None:
+    assert on_ranks(handed, "U2", CASES["fp8_rowwise"]) == [True, True]
 
 
 def refused(mesh: Mesh) -> str:
