@@ -54,6 +54,10 @@ def told(plan: Plan | None = None, **fields: object) -> dict[str, str]:
         ({"shift_audio": 4.0}, "request field shift_audio"),
         ({"plan": demo_plan(dtype="bf16")}, "plan field dtype"),
         ({"plan": demo_plan(attention="sdpa_math")}, "plan field attention"),
+        ({"plan": demo_plan(layout="CFG2")}, "plan field layout"),
+        ({"plan": demo_plan(gather="packed_nvfp4")}, "plan field gather"),
+        ({"cfg": 3.0}, "request field cfg"),
+        ({"negative_references": True}, "request field negative_references"),
     ],
 )
 def test_a_setting_that_differs_is_named_with_its_rank(

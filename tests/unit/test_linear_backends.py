@@ -182,12 +182,12 @@ def test_native_nvfp4_does_not_fall_back_to_kitchens_dequantising_matmul(
     monkeypatch.setitem(registry._capabilities, "cuda", {"scaled_mm_nvfp4"})
     monkeypatch.setitem(registry._constraints, ("cuda", "scaled_mm_nvfp4"), refuses)
     linear, x = NVFP4NativeLinear(nvfp4_weight(32, 32)), inputs(16, 32, BF16)
-    codes, blocks = quantise(x, scale := activation_scale(x, None))
+    rows = linear.packed_rows(x)
     with ck.use_backend("cuda"):
         chosen = registry.get_capable_backend("scaled_mm_nvfp4", {"out_dtype": BF16})
     assert chosen == "eager"
     with pytest.raises(Unavailable, match=r"'nvfp4_native' .* layer blocks\.0\.mlp\.fc1"):
-        linear._tensor_cores(x, codes, blocks, scale)
+        linear._tensor_cores(rows)
 
 
 @pytest.mark.parametrize(
