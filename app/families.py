@@ -17,9 +17,10 @@ from runtime.messages import LTXRequest, Plan, Ref2VARequest, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """files, folders: roles of [models] that a plan must name; make: says how to get them.
+    """What app asks of a family.
 
-    parts: what `launch.py inspect` calls the model of a file, where that is not its role.
+    files, folders: roles of [models] that a plan must name. parts: what `launch.py inspect` calls
+    the model of a file, where that is not its role. make: how those of its demo plan are made.
     fixed: what its recipe decides, of the settings that a request of H3 chooses.
     alike: requests for which it gives the same value take about as long and as much memory.
     """

@@ -56,8 +56,8 @@ def _look_into(plan: Plan, role: str, path: Path) -> FileFound:
     blank = FileFound(role=role, name=path.name, path=str(path))
     if not config.is_file() or not weights:
         lacks = "no config.json" if not config.is_file() else "no .safetensors file"
-        make = families.of_plan(plan).make
-        return _with(blank, f"{path} has {lacks}, which plan {plan.name} needs; {make}")
+        todo = "put a folder of that layout there or change [models] in the plan"
+        return _with(blank, f"{path} has {lacks}, which plan {plan.name} needs; {todo}")
     size = sum(file.stat().st_size for file in weights)
     return replace(blank, bytes=size, family="folder", stored="", resident_bytes=size)
 

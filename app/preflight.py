@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from app import families
+from app import families, presets
 from runtime.layouts import check_guidance
 from runtime.media.info import MediaInfo
 from runtime.messages import FPS, Plan, Reference, Request
@@ -93,7 +93,7 @@ def check_models(plan: Plan) -> None:
         if not (path.is_dir() if folder else path.is_file()):
             kind = "a folder" if folder else "an ordinary file"
             what = f"not {kind}" if path.exists() else "not there"
-            make = f"; {family.make}" if family.make else ""
+            make = f"; {family.make}" if family.make and presets.is_demo(plan) else ""
             raise ValueError(
                 f"plan {plan.name} needs {path}, which is {what}; put "
                 f"{'it' if folder else 'the file'} there or change [models] in the plan{make}"

@@ -260,10 +260,16 @@ def test_request_and_plan_must_be_of_one_family(ltx: Plan, tmp_path: Path) -> No
     preflight.check(other, ltx, tmp_path, media=False)
 
 
-def test_a_missing_folder_says_how_the_demo_is_made(ltx: Plan, tmp_path: Path) -> None:
+def test_a_missing_folder_of_the_demo_says_how_it_is_made(
+    ltx: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "models" / "vocoder").rmdir()
-    with pytest.raises(ValueError, match=r"vocoder, which is not there.*make-demo --family ltx"):
+    with pytest.raises(ValueError, match="vocoder, which is not there") as refused:
         preflight.check(LTXRequest(id="x", prompt=""), ltx, tmp_path, media=False)
+    assert "make-demo" not in str(refused.value)
+    monkeypatch.setattr(presets, "LTX_DEMO", tmp_path / "models")
+    with pytest.raises(ValueError, match=r"vocoder, which is not there.*make-demo --family ltx"):
+        preflight.check_models(replace(ltx, name="demo"))
     nameless = replace(ltx, models=replace(ltx.models, upsampler=None))
     with pytest.raises(ValueError, match="plan mine names no upsampler"):
         preflight.check_models(replace(nameless, models=replace(nameless.models, vocoder=tmp_path)))
