@@ -7,19 +7,23 @@ test_parallel_model.py); guidance makes up to 2 cfg - 1 times that of it.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from runtime.engine import Engine
 from runtime.h3.conditioning import Conditioning
 from runtime.h3.denoise import Shifts, Side, draw_noise, sample
 from runtime.layouts import LAYOUTS, SINGLE, Layout, check_guidance
+from runtime.messages import CachedStep, Failure, Ready, Ref2VARequest, Result
 from runtime.meter import COMMUNICATION, StepMeter
 from runtime.parallel.mesh import ALONE, Mesh
 from runtime.parallel.sides import Sides
-from tests.denoiser_parts import CPU, conditioning
+from tests.denoiser_parts import CPU, conditioning, demo_plan
 from tests.rank_processes import on_ranks
 from tests.wide_denoiser import SIGMAS, TARGET, Case, model_of, request
 
@@ -170,3 +174,40 @@ def test_half_of_the_ranks_are_not_left_idle() -> None:
     check_guidance("CFG2", 3.0)
     check_guidance(SINGLE, 1.0)
     check_guidance("U4", 1.0)
+
+
+def made(layout: str, out: Path) -> tuple[dict[str, Tensor], tuple[CachedStep, ...]]:
+    """What the whole line writes through the engine, and how a step cache answered."""
+    plan = demo_plan(text_encoder="resident", threads=1, layout=layout, cache="easy_cache",
+                     cache_warmup=1, cache_threshold=50.0)  # fmt: skip
+    asked = Ref2VARequest(
+        id="r", prompt="a calm sea", width=64, height=64, frames=5, steps=4, cfg=CFG,
+        negative_prompt="rain",
+    )  # fmt: skip
+    with Engine(plan) as engine:
+        assert isinstance(list(engine.start())[-1], Ready)
+        *_, last = engine.generate(asked, out=out, media=False, preview=False)
+        assert isinstance(last, Result), last
+        other = out.with_name(f"{out.name}, cfg 1")
+        *_, unguided = engine.generate(replace(asked, cfg=1.0), out=other, media=False)
+    if layout == SINGLE:
+        assert isinstance(unguided, Result)
+    else:
+        assert isinstance(unguided, Failure) and unguided.bad_input
+        assert "gives half of its ranks the negative side" in unguided.reason
+    return load_file(str(out / "latents.safetensors")), last.cached_steps
+
+
+def test_a_request_through_the_engine_with_a_step_cache_of_each_side(tmp_path: Path) -> None:
+    """A side's cache looks at that side's rows alone, which one rank has whole."""
+    (want, answered), (got, told) = (made(layout, tmp_path / layout) for layout in (SINGLE, "CFG2"))
+    assert all(torch.equal(got[name], value) for name, value in want.items())
+    assert told == answered
+    assert {(step.side, step.kind) for step in told} >= {
+        ("positive", "reused"), ("negative", "reused"), ("negative", "computed"),
+    }  # fmt: skip
+
+
+def test_a_cache_that_would_see_a_part_of_the_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="cache must be off with layout CFG2xU2, got 'h3_cache'"):
+        demo_plan(layout="CFG2xU2", cache="h3_cache")
