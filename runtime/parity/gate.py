@@ -30,6 +30,7 @@ from runtime.parity.gate_cases import (
 )
 from runtime.parity.gate_judge import judge
 from runtime.parity.gate_pages import RUNS, keep, markdown, page_of
+from runtime.parity.gate_ranks import RankFailed, check
 from runtime.parity.gate_references import References
 from runtime.parity.gate_report import EXIT_FAILED, GATED, document
 from runtime.parity.gate_tables import lines
@@ -109,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
         if args.all
         else [(base, _reference(args.against, base))]
     )
+    for p, q in pairs:
+        check(p, q, args.blocks > 0)
     print(GATED, flush=True)
     references = References()
     documents = [_gate(p, q, cases, references, args.blocks - 1) for p, q in pairs]
@@ -203,7 +206,10 @@ def _gate(
     print(f"\n{p.name} against {q.name}", flush=True)
     verdicts = []
     for case in cases:
-        verdicts.append(judge(p, q, case, references, block_step))
+        try:
+            verdicts.append(judge(p, q, case, references, block_step))
+        except RankFailed as error:
+            raise ValueError(f"{case.name} on layout {p.layout}: {error}") from error
         print("\n".join(lines(verdicts[-1])), flush=True)
     note = " ".join(["launch.py gate", *sys.argv[2:]])
     return document(p, q, verdicts, note)

@@ -13,8 +13,9 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parity.gate_cases import Case
 from runtime.parity.gate_classes import EXACT, GateClass, class_of, classes_of, differing, guidance
+from runtime.parity.gate_ranks import evaluations, on_one_device
 from runtime.parity.gate_references import References, let_go
-from runtime.parity.gate_runs import Run, Trajectory, refusal
+from runtime.parity.gate_runs import Trajectory, refusal
 from runtime.parity.metrics import Comparison, compare
 
 STREAMS = ("video", "audio")
@@ -98,7 +99,7 @@ def judge(p: Plan, q: Plan, case: Case, references: References, block_step: int 
             status=IDLE,
             reason="the checkpoint has no layer that the two plans compute differently",
         )
-    if reason := refusal(p, case):
+    if reason := refusal(on_one_device(p), case):
         return Verdict(
             case=case.name, label=case.label, status=UNAVAILABLE, reason=reason, changed=changed
         )
@@ -106,9 +107,7 @@ def judge(p: Plan, q: Plan, case: Case, references: References, block_step: int 
     held = classes_of(p, q, names)
     limits = _limits(p, q, case, reference, held, references)
     try:
-        run = Run(p, case)
-        forced = run.forced(reference, block_step)
-        own = run.free()
+        forced, own = evaluations(p, case, reference, block_step)
     except Unavailable as error:  # a shape that its kernel refuses
         return Verdict(
             case=case.name,
@@ -129,7 +128,6 @@ def judge(p: Plan, q: Plan, case: Case, references: References, block_step: int 
         _step(there.sigma, got.velocity, there.velocity, got.denoised, there.denoised, limits)
         for got, there in zip(forced.steps, reference.steps, strict=True)
     )
-    del run
     let_go(p.device)
     return Verdict(
         case=case.name,

@@ -20,6 +20,7 @@ from runtime.kernels.linear import linear_backend
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import KJ_MODES, Plan
 from runtime.parity.gate_classes import BACKEND_FIELDS, EXACT, class_of
+from runtime.parity.gate_ranks import on_one_device
 from runtime.parity.plans import read_plan
 
 _BOOLS = {"true": True, "false": False}
@@ -52,8 +53,8 @@ def dtype_of(plan: Plan) -> torch.dtype:
 
 
 def exact(plan: Plan) -> Plan:
-    """The plan without lossy linears and caches; attention stays."""
-    return replace(plan, **_EXACT)  # type: ignore[arg-type]
+    """The plan on one device without lossy linears and caches; attention stays."""
+    return on_one_device(replace(plan, **_EXACT))  # type: ignore[arg-type]
 
 
 def changed(plan: Plan, settings: Sequence[str]) -> Plan:

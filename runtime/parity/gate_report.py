@@ -32,7 +32,7 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
 
 def document(p: Plan, q: Plan, verdicts: Sequence[Verdict], note: str) -> dict[str, Any]:
     """One pair of plans; `backends` are those that the console shows the verdict at."""
-    told, chosen = machine(), fields_of(p, q)
+    told, chosen = machine(), _evaluated(fields_of(p, q), verdicts)
     return {
         "kind": "gate",
         "when": time.time(),
@@ -87,6 +87,16 @@ def fields_of(p: Plan, q: Plan) -> list[str]:
     differ = [name for name in asdict(p) if getattr(p, name) != getattr(q, name)]
     named = dict.fromkeys(OPTIONS.get(name, name) for name in differ)
     return [name for name in named if name in BACKEND_FIELDS]
+
+
+def _evaluated(named: list[str], verdicts: Sequence[Verdict]) -> list[str]:
+    """Those that some case's checkpoint uses, else all: the others' verdict says nothing of them.
+
+    A baseline has the exact backend of every stored format, whatever the file holds.
+    """
+    changed = {name.split()[0] for verdict in verdicts for name in verdict.changed}
+    used = {OPTIONS.get(name, name) for name in changed}
+    return [name for name in named if name in used] if used else named
 
 
 def _share(verdict: Verdict, stream: str) -> float:

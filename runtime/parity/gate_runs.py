@@ -21,6 +21,7 @@ from runtime.h3.load import load_denoiser
 from runtime.h3.model import H3Model
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
+from runtime.parallel.mesh import ALONE, Mesh
 from runtime.parity.gate_cases import Case
 
 Blocks = list[tuple[Tensor, Tensor]]  # video rows, audio rows after each block
@@ -49,12 +50,12 @@ class Trajectory:
 class Run:
     """One plan's denoiser on one case; `free` and `forced` begin with fresh sides."""
 
-    def __init__(self, plan: Plan, case: Case) -> None:
-        """Unavailable when a backend of the plan cannot run here."""
+    def __init__(self, plan: Plan, case: Case, mesh: Mesh = ALONE) -> None:
+        """Unavailable when a backend of the plan cannot run here; mesh: its ranks, of one side."""
         self.plan, self.case = plan, case
         self._caches: list[CachedModel] = []
         self.device = torch.device(plan.device)
-        self.model: H3Model = load_denoiser(case.open(), plan, self.device)[0]
+        self.model: H3Model = load_denoiser(case.open(), plan, self.device, mesh=mesh)[0]
 
     @torch.inference_mode()
     def free(self, block_step: int = -1) -> Trajectory:
