@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from app.estimate import Phase
 from app.linear_bytes import SHARED, converted
@@ -32,6 +32,7 @@ _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 # rotated rows, their quotients and codes, FP8 the quotients.
 _MLP_WIDTHS = {"int8_convrot": 5.5, "fp8_native": 4.5}
 LOW_GROUP_ROWS = 4096  # of an MLP with memory = low
+_TILE = 128  # features of an MLP that stay together
 _ROPE = 192  # rotation matrices of a row: 48 pairs of 2 x 2
 _TIMES = 4  # distinct times of a step: text, conditions, target video, target audio
 _KEPT_TABLES = 2 << 30  # KEPT_BYTES of runtime/h3/modulation.py
@@ -80,8 +81,9 @@ def _sizes(part: Part, plan: Plan) -> Iterator[tuple[TensorReport, int]]:
         if plan.adaln == "offloaded" and "adaln_proj" in tensor.name.split("."):
             yield tensor, 0
             continue
-        tensor_ranks = Layout.parse(plan.layout).tensor
-        share = tensor_ranks if part.role == "dit" and SHARED.match(tensor.name) else 1
+        share = 1.0
+        if part.role == "dit" and SHARED.match(tensor.name):
+            share = _most_of(part, plan)["attn" if ".attn." in tensor.name else "mlp"]
         size = converted(tensor, plan, rule)
         if size is None:
             size = rule.bytes(
@@ -91,7 +93,17 @@ def _sizes(part: Part, plan: Plan) -> Iterator[tuple[TensorReport, int]]:
                 stored=tensor.bytes,
                 packed=tensor.quant != "",
             )
-        yield tensor, -(-size // share)
+        yield tensor, ceil(size * share)
+
+
+def _most_of(dit: Part, plan: Plan) -> Mapping[str, float]:
+    """The shares of a block's heads and MLP features of the rank that has most: the first.
+
+    As runtime/parallel/shares.py deals them: 56 heads on 6 are 10, 14336 features 19 tiles of 112.
+    """
+    ranks = Layout.parse(plan.layout).tensor
+    counts = {"attn": dit.dims["heads"], "mlp": max(ranks, dit.dims["ffn"] // _TILE)}
+    return {name: -(-count // ranks) / count for name, count in counts.items()}
 
 
 def phases(
@@ -177,8 +189,9 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     """
     layout = Layout.parse(plan.layout)
     hidden = dit.dims["hidden"]
-    inner = dit.dims["heads"] * dit.dims["head dim"] / layout.tensor
-    ffn = dit.dims["ffn"] / layout.tensor
+    most = _most_of(dit, plan)
+    inner = dit.dims["heads"] * dit.dims["head dim"] * most["attn"]
+    ffn = dit.dims["ffn"] * most["mlp"]
     own = -(-rows // layout.ulysses)
     exchange = hidden + (12 if layout.ulysses > 1 else 5) * inner
     embedded = rows * hidden  # before the first block, of all rows

@@ -83,6 +83,20 @@ def test_the_measured_peak_of_the_h200_is_met_within_one_percent(
     assert most.bytes - memory.CONTEXT_BYTES == pytest.approx(measured, rel=0.01)
 
 
+def test_the_rank_with_most_heads_is_planned_for(full: tuple[Plan, Mapping[str, Part]]) -> None:
+    """56 heads on 6 ranks are 10 for the first, not 9.33; 112 tiles of the MLP 19, not 18.67."""
+    plan, parts = full
+    blocks = {"attn": 0, "mlp": 0}
+    for tensor, size in memory._sizes(parts["dit"], plan):
+        if memory.SHARED.match(tensor.name):
+            blocks["attn" if ".attn." in tensor.name else "mlp"] += size
+    whole, most = (
+        memory.resident(parts["dit"], replace(plan, layout=n)) for n in ("single", "TP6")
+    )
+    saved = blocks["attn"] * (1 - 10 / 56) + blocks["mlp"] * (1 - 19 / 112)
+    assert whole - most == pytest.approx(saved, rel=1e-4)
+
+
 @pytest.mark.parametrize("rows", [2_000, 20_342])
 def test_denoising_is_what_a_block_holds_at_once(
     full: tuple[Plan, Mapping[str, Part]], rows: int
