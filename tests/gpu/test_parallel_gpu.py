@@ -48,6 +48,13 @@ CASES: dict[str, dict[str, object]] = {
         "elementwise": "triton",
         "overlap": "qkv",
     },
+    "fp8_rowwise": {"dtype": "bf16", "dense": "fp8_rowwise", "elementwise": "triton"},
+    "overlap fp8": {
+        "dtype": "bf16",
+        "dense": "fp8_rowwise",
+        "elementwise": "triton",
+        "overlap": "qkv",
+    },
     "overlap nvfp4": {"dtype": "bf16", "nvfp4": "nvfp4_kitchen_fallback", "overlap": "qkv"},
 }
 LIMITS = {
@@ -58,6 +65,8 @@ LIMITS = {
     "fp32": 1e-5,
     "overlap": BF16_LIMIT,
     "overlap nvfp4": QUANTISED_LIMIT,
+    "fp8_rowwise": QUANTISED_LIMIT,
+    "overlap fp8": QUANTISED_LIMIT,
 }
 
 
@@ -203,8 +212,11 @@ def test_ranks_compute_what_one_gpu_does_at_every_step(name: str) -> None:
             print(f"{name} {case} {key}: {error:.2e}")
             assert error <= LIMITS[case], (case, key, error)
     if name.startswith("U"):  # where cuBLAS takes the same kernel for fewer columns
-        pairs = (("overlap", "bf16"), ("overlap nvfp4", "nvfp4 fallback"))
-        for more, plain in pairs:
+        for more, plain in (
+            ("overlap", "bf16"),
+            ("overlap nvfp4", "nvfp4 fallback"),
+            ("overlap fp8", "fp8_rowwise"),
+        ):
             got, off = ranks[0][more], ranks[0][plain]
             same = sum(torch.equal(got[key], off[key]) for key in off)
             print(f"{name} {more}: {same} of {len(off)} tensors have the bits of overlap off")
