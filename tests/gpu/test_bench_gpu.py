@@ -33,6 +33,7 @@ def told(
     plan = tmp_path / "tiny.toml"
     plan.write_text(PLAN)
     asked = ["bench", "--plan", str(plan), *TINY, "--random-weights", weights, *options]
+    asked += ["--store", str(tmp_path / "runs")]
     assert main(asked) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found

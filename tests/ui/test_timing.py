@@ -135,6 +135,23 @@ def test_the_parts_of_the_slowest_rank_add_up_to_its_step(console: Server, page:
     page.until(lambda: bars(page, ".tm-steps")[0]["y"] == [9.0 * x for x in single["attention"]])
 
 
+def test_a_run_of_two_ranks_shows_the_steps_and_tiles_of_both(console: Server, page: Page) -> None:
+    fields = {k: v for k, v in console.api("/plans/cpu")["fields"].items() if k != "name"}
+    console.api("/plans/two", "PUT", fields | {"layout": "U2", "threads": 1})
+    tall = {"width": 64, "height": 288, "frames": 22, "steps": 3, "prompt": "two ranks of U2"}
+    (job,) = console.api("/jobs", "POST", {"request": tall, "plans": ["two"]})["jobs"]
+    assert ended(console, job["id"])["state"] == "done"
+    show(page, job["id"])
+    rows = page.js("return document.querySelector('.tm-fall').layout.yaxis.categoryarray")
+    assert {"denoise · 0", "denoise · 1", "video VAE decode · 1", "mux · 0"} <= set(rows)
+    assert page.js("return [...document.querySelector('.tm-rank').options].length") == 3
+    page.choose(".tm-rank", "1")
+    page.until(lambda: len(bars(page, ".tm-steps")[0]["y"]) == 3)
+    table = page.text(".tm-table")
+    assert "per step: all communication" in table
+    console.api("/plans/two", "DELETE")
+
+
 def test_an_encode_from_the_cache_is_no_gain(
     console: Server, page: Page, two: tuple[str, str]
 ) -> None:
