@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app import records
+from app import families, records
 from app.children import run_child
 from app.records import Record
 from runtime.media.files import write_json_atomic
@@ -17,7 +17,16 @@ _NEVER = {("request", "id")}
 
 
 def compare(a: Record, b: Record) -> dict[str, Any]:
-    """{"a", "b", "settings", "times", "peak_memory"}; b against a: deltas are b - a."""
+    """{"a", "b", "settings", "times", "peak_memory"}; b against a: deltas are b - a.
+
+    ValueError for runs of two model families.
+    """
+    first, second = (families.named((one["request"] or {}).get("family", "h3")) for one in (a, b))
+    if first is not second:
+        raise ValueError(
+            f"run A is of {first.title} and run B of {second.title}: two model families have "
+            f"nothing to compare; choose two runs of one"
+        )
     left, right = records.timings(a, live=False), records.timings(b, live=False)
     return {
         "a": a["id"],

@@ -73,7 +73,8 @@ def _look(plan: Plan, role: str, path: Path) -> tuple[Part | None, FileFound]:
             told = _ltx_problem(path, plan.ltx_nvfp4_order, state.st_mtime_ns, state.st_size)
             part = replace(part, problem=told)
     except FileNotFoundError:
-        problem = f"{path} is not there; put the file there or change [models] in the plan"
+        make = f"; {make}" if (make := families.of_plan(plan).make) else ""
+        problem = f"{path} is not there; put the file there or change [models] in the plan{make}"
         return None, _with(blank, problem)
     except (OSError, ValueError) as error:
         return None, _with(blank, str(error))

@@ -18,7 +18,8 @@ Record = dict[str, Any]
 
 _STAGE_FIELDS = frozenset(field.name for field in fields(StageTime))
 _PATHS_OF_RESULT = ("video", "latents", "record")
-_SHAPE = ("width", "height", "frames", "fps", "steps", "sampler", "scheduler", "seed", "cfg")
+_SIZES = ("family", "width", "height", "frames", "fps")
+_SHAPE = (*_SIZES, "steps", "sampler", "scheduler", "seed", "cfg")
 
 
 def inside(root: Path, id: str, name: str = "") -> Path | None:
@@ -89,7 +90,8 @@ def timings(record: Record, *, live: bool) -> dict[str, Any]:
 
 def _shape(request: Record) -> dict[str, Any]:
     """What was asked for, and what the recipe of its family decides."""
-    known = {**families.named(request.get("family", "h3")).fixed, **request} if request else {}
+    family = families.named(request.get("family", "h3"))
+    known = {**family.fixed, **request, "family": family.name} if request else {}
     kinds = [r["kind"] for r in known.get("references", ())]
     kinds += ["image"] if known.get("image") else []
     return {**{name: known[name] for name in _SHAPE if name in known}, "references": kinds}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import presets
-from panels import queue, references, result
+from panels import ltx, queue, references, result
 from panels.first import request_json
 from panels.widgets import field, part
 from runtime.messages import FPS, REF_IMAGE_SIZES, SAMPLERS, SCHEDULERS, SIZE_MULTIPLE
@@ -21,11 +21,13 @@ SIZES = ("480×288", "864×480", "960×544", "1056×608", "1344×768", "544×960
 _PROMPT = (
     "<div class='banner demo-banner' role='note' hidden><strong>Demo model.</strong> Its weights "
     "are random, so it makes coloured noise whatever the prompt says. It shows that the whole path "
-    "works; for real videos choose a plan that names H3's checkpoints.</div>"
+    "works; for real videos choose a plan that names published checkpoints.</div>"
     "<div class='note dropped' role='status' hidden><span class='dropped-text'></span>"
     "<button class='quiet as-reference' type='button'>Use it as a reference instead</button></div>"
     "<div class='note editing' role='status' hidden></div>"
     "<div class='fields'>"
+    "<div class='f families-field'><span id='family-label'>Model</span>"
+    "<div class='switch families' role='group' aria-labelledby='family-label'></div></div>"
     + field("Preset", "<select class='preset'></select>", "grow")
     + "<button class='quiet clear' type='button'>Clear</button></div>"
     + field(
@@ -98,7 +100,8 @@ def build(console: Console, chip: gr.HTML) -> None:
         with gr.Column(scale=11, min_width=320, elem_classes="h3card form"):
             part("prompt", _PROMPT, {"presets": _requests()})
             references.build()
-            part("numbers", _NUMBERS, _choices())
+            part("numbers", _NUMBERS, _choices(), scripts=("snap",))
+            ltx.build()
             part("fit", _FIT)
             part("go", _GO)
         with gr.Column(scale=12, min_width=320, elem_classes="side"):
@@ -117,10 +120,5 @@ def _choices() -> dict[str, Any]:
 
 
 def _requests() -> list[dict[str, Any]]:
-    """Every preset of family h3, which this form is made for, with the request it stands for."""
-    found = []
-    for name in presets.names("requests"):
-        request = presets.load_any_request(presets.find("requests", name), id=name)
-        if request.family == "h3":
-            found.append({"name": name, "request": request_json(name)})
-    return found
+    """Every preset with the request it stands for, of both families."""
+    return [{"name": name, "request": request_json(name)} for name in presets.names("requests")]

@@ -16,6 +16,7 @@ _TEMPLATE = (
     "<div class='screen'><img class='preview' alt='Preview of the video so far' hidden>"
     "<video controls playsinline preload='metadata' hidden></video>"
     "<div class='stage-empty'>The video appears here.</div></div>"
+    "<div class='provenance' hidden></div>"
     "<div class='run-facts'></div><div class='run-prompt' hidden></div>"
     "<div class='run-acts'></div>"
     "<details class='more notes-box' open hidden><summary>Notes</summary>"

@@ -27,8 +27,8 @@ _HEADER = (
     "this page connects again by itself.</div></header>"
 )
 _LICENCE = (
-    "<p class='licence'>The H3 checkpoints have their own licence, with limits on territory; read "
-    "it before you use or publish what they make.</p>"
+    "<p class='licence'>The checkpoints have licences of their own: H3's limits the territory, "
+    "LTX-2.5's the annual revenue. Read them before you use or publish what they make.</p>"
 )
 
 
@@ -51,7 +51,7 @@ def field(label: str, control: str, cls: str = "") -> str:
 def header(tabs: Iterable[tuple[str, str]], first: dict[str, Any]) -> gr.HTML:
     """Page name, engine state, tabs from (name, title), theme, who is signed in.
 
-    first: {"request", "plan"} of a page that remembers no draft.
+    first: `panels.first.first_draft`, of a page that remembers no draft.
     """
     names = [{"name": name, "title": title} for name, title in tabs]
     return part("header", _HEADER, {"tabs": names, "first": first})

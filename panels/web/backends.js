@@ -60,7 +60,7 @@ function backendsView(root, fail) {
     return node;
   }
 
-  function card(one) {
+  function card(one, open) {
     const head = h3.make('div', 'ly-name-row', '', h3.make('span', 'ly-backend-name', one.name));
     if (FORMATS[one.field]) head.append(h3.make('span', 'ly-format', FORMATS[one.field]));
     if (one.known && one.known.lossy) {
@@ -95,8 +95,18 @@ function backendsView(root, fail) {
       node.append(row);
       if (one.here.gate) node.append(gate(one.here));
     }
+    if (open) node.append(ofLtx(one, open));
     node.append(h3.make('details', 'more ly-needed', '', h3.make('summary', '', 'What it needs'), list));
     return node;
+  }
+
+  // Attention that LTX's plans may name; the others are closed for it until they pass its gate.
+  function ofLtx(one, open) {
+    const shut = h3.make('span', 'pill', open.includes(one.name) ? 'open' : 'closed');
+    shut.dataset.verdict = open.includes(one.name) ? 'fits' : '';
+    const row = h3.make('div', 'ly-here ly-ltx', '', h3.make('span', 'ly-where', h3.families.ltx.title), shut);
+    if (!open.includes(one.name)) row.append(h3.make('span', 'ly-reason', 'not validated on LTX yet'));
+    return row;
   }
 
   // What `launch.py gate` last said of it on this machine.
@@ -109,13 +119,19 @@ function backendsView(root, fail) {
   // In a narrow window the plan comes below the cards, so there they are folded.
   const wide = window.innerWidth > 1040, opened = new Set(wide ? Object.keys(SECTIONS) : []);
 
-  function section(key, title, list) {
+  function section(key, title, list, open) {
     const able = list.filter((one) => one.devices.some((d) => d.available)).length;
     const node = h3.make('details', 'more ly-section', '', h3.make('summary', '', '', h3.make('span', 'ly-title', title),
-      h3.make('span', 'ly-when', `${able} of ${list.length} can run here`)), h3.make('div', 'ly-grid', '', ...list.map(card)));
+      h3.make('span', 'ly-when', `${able} of ${list.length} can run here`)), h3.make('div', 'ly-grid', '', ...list.map((one) => card(one, open))));
     node.open = opened.has(key);
     node.addEventListener('toggle', () => (node.open ? opened.add(key) : opened.delete(key)));
     return node;
+  }
+
+  // The names that a field of LTX's plans may have; null where every name may.
+  function ltxValues(found, key) {
+    const field = found.fields.find((it) => it.name === key && it.ltx_values.length);
+    return field ? field.ltx_values : null;
   }
 
   const word = (text) => (text === '-' || !text ? 'none' : text);
@@ -133,7 +149,7 @@ function backendsView(root, fail) {
     const problems = found.problems || [];
     q('.ly-problems').hidden = !problems.length;
     q('.ly-problems').replaceChildren(...problems.map((text) => h3.make('li', '', text)));
-    q('.ly-sections').replaceChildren(...Object.entries(SECTIONS).filter(([key]) => found[key].length).map(([key, title]) => section(key, title, found[key])));
+    q('.ly-sections').replaceChildren(...Object.entries(SECTIONS).filter(([key]) => found[key].length).map(([key, title]) => section(key, title, found[key], ltxValues(found, key))));
   }
 
   q('.ly-again').addEventListener('click', async () => {

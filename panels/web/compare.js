@@ -67,7 +67,7 @@ function compareView(root, fail) {
     h3.write(note, said.join('; '));
   }
 
-  const side = (job) => (job.video ? { url: job.video, frames: job.frames, width: job.width, height: job.height } : null);
+  const side = (job) => (job.video ? { url: job.video, frames: job.frames, fps: job.fps || 24, width: job.width, height: job.height } : null);
 
   function videos(a, b) {
     pair.load(side(a), side(b));
@@ -76,6 +76,7 @@ function compareView(root, fail) {
     h3.write(find('.ab-none'), without.length ? without.join(' and ') + ' has no video.'.replace('has', without.length > 1 ? 'have' : 'has') : '');
     const notes = [];
     if (!without.length && a.frames !== b.frames) notes.push('A has ' + a.frames + ' frames and B ' + b.frames + '; the shorter one ends both.');
+    if (!without.length && a.fps !== b.fps) notes.push('A has ' + a.fps + ' frames a second and B ' + b.fps + ': the same moment is shown, not the same frame.');
     if (!without.length && (a.width !== b.width || a.height !== b.height)) notes.push('A is ' + a.width + 'x' + a.height + ', B is ' + b.width + 'x' + b.height + '; B is fitted into A.');
     h3.write(find('.ab-note'), notes.join(' '));
   }

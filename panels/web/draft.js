@@ -8,23 +8,36 @@
   const LARGEST_SEED = 2n ** 64n - 1n;
   let draft = null, first = null, key = ''; // key: where the draft of the signed-in user is kept
 
+  const LTX = { width: 'ltx_width', height: 'ltx_height', frames: 'ltx_frames', fps: 'ltx_fps' }; // its own fields
   const keep = () => { if (key) h3.state(key, draft); };
   const save = h3.debounce(150, keep);
   addEventListener('pagehide', keep);
 
+  // A request's fields as the form holds them; prompt and seed are those of both families.
   function typed(request) {
     const out = {};
+    if (request.family === 'ltx') {
+      for (const key of Object.keys(LTX)) if (key in request) out[LTX[key]] = String(request[key]);
+      for (const key of ['prompt', 'seed']) if (key in request) out[key] = String(request[key]);
+      return out;
+    }
     for (const key of Object.keys(first.request)) {
-      if (key === 'references' || !(key in request)) continue;
+      if (key === 'references' || key === 'family' || !(key in request)) continue;
       out[key] = NUMBERS.includes(key) ? String(request[key]) : request[key];
     }
     return out;
   }
 
-  // The header calls this once with {request, plan}: what a page shows until it knows whose it is.
+  // The header calls this once with {request, ltx, family, plan, families}: what a page shows until
+  // it knows whose it is. plans: the plan last used of each family.
   function start(given) {
     first = given;
-    draft = { ...typed(given.request), references: [], plan: given.plan, plan_b: '', keep_latents: true, editing: '' };
+    h3.families = given.families;
+    const both = { ...typed(given.ltx), ...typed(given[given.family === 'ltx' ? 'ltx' : 'request']) };
+    draft = {
+      ...typed(given.request), ...both, family: given.family, references: [], ltx_image: null, plan: given.plan,
+      plans: { [given.family]: given.plan }, plan_b: '', keep_latents: true, editing: '',
+    };
   }
 
   // What this user wrote before; several people may use one browser.
@@ -35,12 +48,26 @@
   }
   h3.on('session', ({ user }) => { if (!key) resume(user); });
 
-  // Lays changes over the draft; `from` is the part that made them and needs no redraw.
+  // Lays changes over the draft; `from` is the part that made them and needs no redraw. The family
+  // is that of the plan; a family alone brings the plan that was last used of it.
   function set(changes, from) {
+    const before = draft.family;
     Object.assign(draft, changes);
+    if ('family' in changes && !('plan' in changes) && draft.family !== before) draft.plan = h3.plans.of(draft.family, draft.plans[draft.family]);
+    draft.family = h3.plans.family(draft.plan) || draft.family;
+    draft.plans = { ...draft.plans, [draft.family]: draft.plan };
+    if (draft.plan_b && (h3.plans.family(draft.plan_b) || draft.family) !== draft.family) draft.plan_b = '';
     save();
-    h3.emit('draft', { from, changed: Object.keys(changes) });
+    h3.emit('draft', { from, changed: [...Object.keys(changes), ...(draft.family === before ? [] : ['family', 'plan'])] });
   }
+
+  // Plans that came after the draft may be of another family than it was thought to be, and a family
+  // that was chosen before they came has no plan yet.
+  h3.on('plans', () => {
+    if (!draft) return;
+    if (!draft.plan) set({ plan: h3.plans.of(draft.family, '') });
+    else if ((h3.plans.family(draft.plan) || draft.family) !== draft.family) set({});
+  });
 
   function number(text, what, whole) {
     const value = Number(String(text).trim());
@@ -57,10 +84,18 @@
     return digits; // as text: it may be more than a JavaScript number can hold
   }
 
+  function ltxForm() {
+    const request = { family: 'ltx', prompt: draft.prompt, seed: seed(draft.seed) }, image = draft.ltx_image;
+    for (const key of Object.keys(LTX)) request[key] = number(draft[LTX[key]], key, true);
+    if (image && image.missing) throw new Error(`${image.name} is no longer on this console; add the first frame again or remove it`);
+    return image ? { ...request, image: image.media } : request;
+  }
+
   // The request JSON of the draft; an Error with one sentence for what cannot be sent.
   function form() {
-    const request = {};
-    for (const key of Object.keys(first.request)) if (key !== 'references') request[key] = draft[key];
+    if (draft.family === 'ltx') return ltxForm();
+    const request = { family: 'h3' };
+    for (const key of Object.keys(first.request)) if (key !== 'references' && key !== 'family') request[key] = draft[key];
     for (const [key, what] of Object.entries(WHOLE)) request[key] = number(draft[key], what, true);
     for (const [key, what] of Object.entries(REAL)) request[key] = number(draft[key], what, false);
     request.seed = seed(draft.seed);
@@ -82,13 +117,26 @@
     return item;
   }
 
+  // The first frame of a request of LTX; its id is "" when no library has it.
+  function frame(image, library) {
+    if (image === null || image === undefined) return null;
+    const media = library.get(image);
+    return { media: image, name: media ? media.name : 'its first frame', facts: media && media.facts, missing: !media };
+  }
+
   // Fills the form from a request JSON (references by media id); opens Generate. Returns the names
   // of references that are no longer there.
   async function load(request, { plan, plan_b = '', editing = '', stay = false } = {}) {
-    const library = new Map();
-    if ((request.references || []).length) for (const one of (await h3.api('/media')).media) library.set(one.id, one);
+    const library = new Map(), ltx = request.family === 'ltx';
+    if ((request.references || []).length || request.image) for (const one of (await h3.api('/media')).media) library.set(one.id, one);
+    if (ltx) {
+      const image = frame(request.image, library);
+      set({ ...typed(request), ltx_image: image, editing, plan_b, family: 'ltx', ...(plan ? { plan } : {}) });
+      if (!stay) h3.go('generate');
+      return image && image.missing ? [image.name] : [];
+    }
     const references = (request.references || []).map((one) => reference(one, library));
-    set({ ...typed(request), references, editing, plan_b, ...(plan ? { plan } : {}) });
+    set({ ...typed(request), references, editing, plan_b, family: 'h3', ...(plan ? { plan } : {}) });
     if (!stay) h3.go('generate');
     return references.filter((one) => one.missing).map((one) => one.name);
   }
@@ -128,5 +176,5 @@
     h3.on('draft', ({ from }) => { for (const node of fields) if (node !== from) show(node); }, element);
   }
 
-  Object.assign(h3, { form, load, sized, draft: { start, get: () => draft, set, tags, bind, MOST, TAGS } });
+  Object.assign(h3, { form, load, sized, draft: { start, get: () => draft, set, typed, tags, bind, MOST, TAGS } });
 })();

@@ -1,7 +1,10 @@
 // The plan editor of Backends: fields, model files, what differs from the plan begun with, check, save.
 function editorView(root) {
   const q = (s) => root.querySelector(s);
-  const FILES = { dit: 'Denoiser', text_encoder: 'Text encoder', video_vae: 'Video VAE', audio_vae: 'Audio VAE', tokenizer: 'Tokenizer folder (built in if empty)' };
+  const FILES = {
+    h3: { dit: 'Denoiser', text_encoder: 'Text encoder', video_vae: 'Video VAE', audio_vae: 'Audio VAE', tokenizer: 'Tokenizer folder (built in if empty)' },
+    ltx: { dit: 'Denoiser', text_encoder: 'Text encoder folder', video_vae: 'Video VAE folder', audio_vae: 'Audio VAE folder', vocoder: 'Vocoder folder', upsampler: 'Latent upsampler folder' },
+  };
   const NAME = /^[a-z0-9][a-z0-9_-]{0,59}$/; // as app/plans.py has it: a path with .. in it never gets there
   const known = h3.state('layout') || {};
   const fields = planFields(q('.ly-fields'), () => { q('.ly-verdict').hidden = true; draw(); });
@@ -18,13 +21,15 @@ function editorView(root) {
   // The words that tell two plans' fields apart, in the order of the editor.
   function differences(a, b) {
     const out = [];
+    if (a.family !== b.family) out.push(['Model', title(a.family), title(b.family)]);
     for (const field of found ? found.fields : []) if (a[field.name] !== b[field.name]) out.push([field.title, a[field.name], b[field.name]]);
-    for (const [key, title] of Object.entries(FILES)) {
-      if ((a.models[key] || '') !== (b.models[key] || '')) out.push([title.split(' folder')[0], file(a.models[key]), file(b.models[key])]);
+    for (const [key, words] of Object.entries({ ...FILES[b.family], ...FILES[a.family] })) {
+      if ((a.models[key] || '') !== (b.models[key] || '')) out.push([words.split(' folder')[0], file(a.models[key]), file(b.models[key])]);
     }
     return out;
   }
 
+  const title = (family) => (h3.families[family] || { title: family }).title;
   const file = (path) => (path ? path.split('/').pop() : 'built in');
 
   function listed(list, changes, none) {
@@ -35,13 +40,13 @@ function editorView(root) {
   }
 
   function paths() {
-    q('.ly-paths').replaceChildren(...Object.entries(FILES).map(([key, title]) => {
+    q('.ly-paths').replaceChildren(...Object.entries(FILES[values.family] || FILES.h3).map(([key, words]) => {
       const input = h3.make('input');
       input.value = values.models[key] || '';
       input.spellcheck = false;
       input.disabled = !admin();
       input.addEventListener('change', () => { values.models[key] = input.value.trim() || null; draw(); });
-      return h3.make('label', 'f', '', h3.make('span', '', title), input);
+      return h3.make('label', 'f', '', h3.make('span', '', words), input);
     }));
   }
 
@@ -52,7 +57,7 @@ function editorView(root) {
     const changes = differences(base, values);
     listed(q('.ly-differs .ly-changes'), changes, 'nothing yet');
     const plan = plans.find((one) => one.name === base.name);
-    h3.write(q('.ly-origin'), plan ? plan.origin : '');
+    h3.write(q('.ly-origin'), plan ? [title(values.family), plan.origin].join(' · ') : '');
     q('.ly-delete').hidden = !(plan && plan.origin === 'user' && admin());
     for (const s of ['.ly-save', '.ly-check']) q(s).disabled = !admin();
     q('.ly-save').title = admin() ? '' : 'Only an admin may save plans';
@@ -64,7 +69,7 @@ function editorView(root) {
     base = plan.fields;
     values = structuredClone(plan.fields);
     h3.state('layout', { ...known, base: plan.name });
-    h3.fill(q('.ly-base'), plans.filter((one) => one.fields).map((one) => one.name), plan.name);
+    h3.plans.choices(q('.ly-base'), plan.name);
     q('.ly-name').value = plan.origin === 'user' ? plan.name : plan.name.toLowerCase().replace(/[^a-z0-9_-]/g, '-').slice(0, 55) + '-mine';
     q('.ly-verdict').hidden = true;
     say('');

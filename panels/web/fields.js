@@ -5,9 +5,19 @@ function planFields(box, changed) {
 
   const shown = (value) => (value === true ? 'on' : value === false ? 'off' : String(value));
 
-  // Allowed values of a field: its own, or the backends of that field; with why one cannot run.
+  const ltx = () => values.family === 'ltx';
+  const CLOSED = 'not validated on LTX yet'; // as the engine refuses it (runtime/messages.py)
+
+  // Allowed values of a field: its own, or the backends of that field; with why one cannot run, and
+  // why it is closed for the plan's family.
   function choices(it) {
-    if (!it.backends) return it.values.map((name) => ({ name, reason: '', help: '', lossy: it.lossy.includes(name) }));
+    const own = ltx() && it.ltx_values.length ? it.ltx_values : null;
+    const list = every(it).map((one) => ({ ...one, closed: own && !own.includes(one.name) ? CLOSED : '' }));
+    return it.backends ? list : list.filter((one) => !one.closed);
+  }
+
+  function every(it) {
+    if (!it.backends) return (ltx() && it.ltx_values.length ? it.ltx_values : it.values).map((name) => ({ name, reason: '', help: '', lossy: it.lossy.includes(name) }));
     const own = found[it.kind].filter((one) => [one.field, ...(one.also || [])].includes(it.backends));
     const place = values.device === 'cuda' ? 'cuda:0' : 'cpu';
     const list = own.map((one) => {
@@ -57,8 +67,10 @@ function planFields(box, changed) {
     }
     const select = h3.make('select');
     for (const one of choices(it)) {
-      const words = [one.name, one.lossy ? 'lossy' : '', one.reason ? 'not here' : ''].filter(Boolean);
-      select.append(new Option(words.join(' · '), one.name));
+      const words = [one.name, one.lossy ? 'lossy' : '', one.closed ? 'closed for LTX' : one.reason ? 'not here' : ''].filter(Boolean);
+      const option = new Option(words.join(' · '), one.name);
+      option.disabled = !!one.closed;
+      select.append(option);
     }
     select.value = values[it.name];
     select.addEventListener('change', () => set(it.name, select.value));
@@ -78,7 +90,9 @@ function planFields(box, changed) {
   function help(it) {
     const one = chosen(it);
     const lossy = one && one.lossy && it.backends ? `Lossy: ${one.lossy}.` : '';
-    return [it.help, one ? one.help : '', lossy].filter(Boolean).join(' ');
+    const closed = one && it.backends ? choices(it).filter((other) => other.closed).map((other) => other.name) : [];
+    const shut = closed.length ? `Closed for LTX, ${CLOSED}: ${closed.join(', ')}.` : '';
+    return [it.help, one ? one.help : '', lossy, shut].filter(Boolean).join(' ');
   }
 
   function row(it) {
@@ -120,7 +134,7 @@ function planFields(box, changed) {
     [found, base, values] = [nextFound, nextBase, nextValues];
     const active = document.activeElement && document.activeElement.dataset.plan;
     const groups = new Map();
-    for (const it of found.fields) groups.set(it.group, [...(groups.get(it.group) || []), it]);
+    for (const it of found.fields) if (it.families.includes(values.family)) groups.set(it.group, [...(groups.get(it.group) || []), it]);
     box.replaceChildren(...[...groups].map(([title, fields]) => group(title, fields)));
     if (active) { const again = box.querySelector(`[data-plan='${active}']`); if (again) again.focus(); }
   }

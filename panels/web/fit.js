@@ -2,10 +2,11 @@
 const q = (s) => element.querySelector(s);
 const fit = q('.fit');
 const VERDICTS = { fits: 'fits', tight: 'tight', no: 'does not fit', unknown: 'not known' };
-const ROLES = { dit: 'denoiser', text_encoder: 'text encoder', video_vae: 'video VAE', audio_vae: 'audio VAE' };
+const ROLES = { dit: 'denoiser', text_encoder: 'text encoder', video_vae: 'video VAE', audio_vae: 'audio VAE', vocoder: 'vocoder', upsampler: 'latent upsampler' };
 const PATIENCE_MILLISECONDS = 500; // an older answer stands no longer than this
 let asking = null, opened = false;
 
+const isLtx = () => h3.family.isLtx(h3.draft.get());
 const rows = (n) => (n === null || n === undefined ? '–' : n.toLocaleString('en'));
 
 function pill(verdict, text) {
@@ -33,13 +34,14 @@ function details(estimate) {
   box.open = opened;
   box.addEventListener('toggle', () => { opened = box.open; });
   const r = estimate.rows;
-  list.append(h3.make('li', '', `Rows: text ${rows(r.text)}, references ${rows(r.references)}, video ${rows(r.video)}, audio ${rows(r.audio)}` + (r.negative ? `; negative side ${rows(r.negative)}` : '')));
+  if (isLtx()) list.append(h3.make('li', '', `Tokens at full size: video ${rows(r.video)}, audio ${rows(r.audio)}; text ${rows(r.text)} beside them`));
+  else list.append(h3.make('li', '', `Rows: text ${rows(r.text)}, references ${rows(r.references)}, video ${rows(r.video)}, audio ${rows(r.audio)}` + (r.negative ? `; negative side ${rows(r.negative)}` : '')));
   if (estimate.mode_note) list.append(h3.make('li', '', estimate.mode_note));
   for (const phase of estimate.vram.phases) list.append(h3.make('li', '', `${phase.name}: ${h3.bytes(phase.bytes)}`));
   for (const file of estimate.files) {
     list.append(h3.make('li', file.problem ? 'bad' : '', `${ROLES[file.role] || file.role}: ${file.name}` + (file.problem ? ` – ${file.problem}` : `, ${h3.bytes(file.bytes)}, ${file.stored}`)));
   }
-  box.append(h3.make('summary', '', 'Files, rows and phases'), list);
+  box.append(h3.make('summary', '', isLtx() ? 'Files, tokens and phases' : 'Files, rows and phases'), list);
   return box;
 }
 
@@ -47,7 +49,8 @@ function show(estimate) {
   const top = h3.make('div', 'fit-top');
   const mode = h3.make('span', 'fit-mode', `mode ${estimate.mode}`);
   mode.title = estimate.mode_note;
-  top.append(pill(estimate.verdict), h3.make('span', 'fit-rows', `S = ${rows(estimate.rows.total)} rows`), mode);
+  const total = rows(estimate.rows.total);
+  top.append(pill(estimate.verdict), h3.make('span', 'fit-rows', isLtx() ? `${total} tokens at full size` : `S = ${total} rows`), ...(isLtx() ? [] : [mode]));
   const table = h3.make('table', 'fit-table'), body = h3.make('tbody');
   body.append(needRow(estimate.vram, 'VRAM'), needRow(estimate.ram, 'RAM'), needRow(estimate.disk, 'Disk'), needRow(estimate.time, 'Time'));
   table.append(body);
@@ -79,7 +82,7 @@ function sayFit(text, verdict) {
 // What is not counted yet gets no verdict; the card keeps its height, so nothing jumps.
 function wait() {
   fit.style.minHeight = `${fit.offsetHeight}px`;
-  sayFit(h3.draft.get().references.length ? 'Measuring the references…' : 'Counting the rows…');
+  sayFit(isLtx() ? 'Counting the tokens…' : h3.draft.get().references.length ? 'Measuring the references…' : 'Counting the rows…');
   h3.emit('estimate', null);
 }
 
@@ -110,9 +113,9 @@ async function preflight() {
 const preflightSoon = h3.debounce(300, () => { if (h3.alive(element)) preflight(); });
 
 function fillPlans() {
-  const names = (h3.plans.get() || []).map((plan) => plan.name), d = h3.draft.get();
-  h3.fill(q('#plan'), names, d.plan);
-  h3.fill(q('#plan-b'), names, d.plan_b, 'nothing');
+  const d = h3.draft.get();
+  h3.plans.choices(q('#plan'), d.plan);
+  h3.plans.choices(q('#plan-b'), d.plan_b, { none: 'nothing', only: d.family });
 }
 
 function plans() {
@@ -120,6 +123,7 @@ function plans() {
 }
 
 h3.on('draft', ({ changed }) => {
+  if (changed.includes('family')) fillPlans();
   if (changed.includes('references')) { if (asking) asking.abort(); wait(); }
   preflightSoon();
 }, element);

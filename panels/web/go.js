@@ -21,14 +21,14 @@ async function send() {
   const { plan, plan_b, keep_latents, editing } = h3.draft.get();
   const request = h3.form();
   if (editing) {
-    await h3.api('/jobs/' + encodeURIComponent(editing), { method: 'PATCH', body: { request, plan } });
+    await h3.licence.guarded([plan], () => h3.api('/jobs/' + encodeURIComponent(editing), { method: 'PATCH', body: { request, plan } }));
     h3.draft.set({ editing: '' });
     h3.jobs.refresh();
     return editing;
   }
   const body = { request, plans: plan_b ? [plan, plan_b] : [plan], keep_latents };
   if (q('#force').checked) body.force = true;
-  const { jobs } = await h3.api('/jobs', { method: 'POST', body });
+  const { jobs } = await h3.licence.guarded(body.plans, () => h3.api('/jobs', { method: 'POST', body }));
   h3.jobs.put(jobs);
   return jobs[0].id;
 }

@@ -18,7 +18,7 @@ function pairView(root, editor) {
 
   function choice() {
     const kept = h3.state('layout.pair') || {};
-    const names = plans.filter((plan) => plan.fields).map((plan) => plan.name);
+    const names = plans.filter((plan) => plan.fields && plan.fields.family === h3.draft.get().family).map((plan) => plan.name);
     const a = names.includes(kept.a) ? kept.a : h3.draft.get().plan;
     const b = names.includes(kept.b) ? kept.b : another(a);
     h3.fill(q('.ly-a'), names, a);
@@ -33,6 +33,10 @@ function pairView(root, editor) {
 
   function request() {
     const d = h3.draft.get();
+    if (h3.family.isLtx(d)) {
+      h3.write(q('.ly-request'), `${d.ltx_width}x${d.ltx_height}, ${d.ltx_frames} frames at ${d.ltx_fps} fps, ${h3.family.recipe()} steps, seed ${d.seed}${d.ltx_image ? ', first frame ' + d.ltx_image.name : ''}: ${d.prompt || 'no prompt'}`);
+      return;
+    }
     const count = d.references.length;
     h3.write(q('.ly-request'), `${d.width}x${d.height}, ${d.frames} frames, ${d.steps} steps, seed ${d.seed}, ${count} reference${count === 1 ? '' : 's'}: ${d.prompt || 'no prompt'}`);
   }
@@ -45,7 +49,7 @@ function pairView(root, editor) {
     try {
       const body = { request: h3.form(), plans: [q('.ly-a').value, q('.ly-b').value], keep_latents: true };
       if (q('.ly-forced').checked) body.force = true;
-      const { jobs } = await h3.api('/jobs', { method: 'POST', body });
+      const { jobs } = await h3.licence.guarded(body.plans, () => h3.api('/jobs', { method: 'POST', body }));
       const pairs = h3.state('layout.pairs') || [];
       h3.state('layout.pairs', [jobs.map((job) => job.id), ...pairs].slice(0, KEPT));
       q('.ly-force').hidden = true;
@@ -85,7 +89,7 @@ function pairView(root, editor) {
   }
   q('.ly-both').addEventListener('click', queue);
   h3.on('jobs', pairs, root);
-  h3.on('draft', request, root);
+  h3.on('draft', ({ changed }) => { if (changed.includes('family')) choice(); request(); }, root);
   request();
   pairs();
   return { plans: (next) => { plans = next; choice(); } };

@@ -1,15 +1,14 @@
 // Two players that show the same frame: play, step, loop, and the sound of one of them.
-const FPS = 24; // of every video that this console makes
 const DRIFT_SECONDS = 0.02, JUMP_SECONDS = 0.3;
 
 function players(root) {
   const find = (s) => root.querySelector(s);
   const a = find('.ab-a video'), b = find('.ab-b video'), stage = find('.ab');
-  let frames = 0, now = 0, looping = true, sound = 'a', rate = 1, playing = false;
+  let frames = 0, fps = 24, now = 0, looping = true, sound = 'a', rate = 1, playing = false;
 
   const master = () => (sound === 'b' ? b : a); // the one that is heard is never pulled along
   const follower = () => (sound === 'b' ? a : b);
-  const frameAt = (seconds) => Math.min(frames - 1, Math.max(0, Math.floor(seconds * FPS + 0.01)));
+  const frameAt = (seconds) => Math.min(frames - 1, Math.max(0, Math.floor(seconds * fps + 0.01)));
   const usable = () => frames > 0;
 
   function label() {
@@ -21,7 +20,7 @@ function players(root) {
   // The middle of a frame: its edges are not exact in either player.
   function seek(frame) {
     now = Math.min(frames - 1, Math.max(0, frame));
-    a.currentTime = b.currentTime = (now + 0.5) / FPS;
+    a.currentTime = b.currentTime = (now + 0.5) / fps;
     label();
   }
 
@@ -102,10 +101,11 @@ function players(root) {
     stage.style.setProperty('--wipe', Math.min(100, Math.max(0, share)) + '%');
   }
 
-  // sides: {url, frames, width, height} or null for a run without a video.
+  // sides: {url, frames, fps, width, height} or null for a run without a video; A's frames are counted.
   function load(sideA, sideB) {
     pause();
     frames = sideA && sideB ? Math.min(sideA.frames, sideB.frames) : 0;
+    if (sideA) fps = sideA.fps;
     for (const [video, side] of [[a, sideA], [b, sideB]]) {
       const url = side ? new URL(side.url, location.href).href : '';
       if (url && video.src !== url) video.src = url;

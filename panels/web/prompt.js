@@ -1,6 +1,6 @@
 // Preset, prompt, a button for every reference tag, and what a dropped mp4 of ours brought back.
 const q = (s) => element.querySelector(s);
-const area = q('textarea'), bar = q('.tagbar'), preset = q('.preset'), note = q('.dropped');
+const area = q('textarea'), bar = q('.tagbar'), preset = q('.preset'), families = q('.families'), note = q('.dropped');
 const SAID = 40; // characters of a prompt that name a job
 let tags = '', dropped = null;
 
@@ -14,7 +14,8 @@ function insert(tag) {
 
 // A tag that stands for nothing is an ordinary word to the model.
 function unknown(there) {
-  const said = [...new Set(area.value.match(/<(Picture|Video|Audio) \d+>/g) || [])].filter((tag) => !there.includes(tag));
+  const found = h3.family.isLtx(h3.draft.get()) ? null : area.value.match(/<(Picture|Video|Audio) \d+>/g);
+  const said = [...new Set(found || [])].filter((tag) => !there.includes(tag));
   const have = there.length ? `there ${there.length > 1 ? 'are' : 'is'} ${there.join(', ')}` : 'no reference is added';
   h3.write(q('.tag-note'), said.length ? `${said.join(', ')} in the prompt stand${said.length > 1 ? '' : 's'} for nothing: ${have}.` : '');
 }
@@ -30,7 +31,7 @@ function editing() {
 }
 
 function draw() {
-  const now = h3.draft.tags().flatMap(({ own, sound }) => (sound ? [own, sound] : [own]));
+  const now = (h3.family.isLtx(h3.draft.get()) ? [] : h3.draft.tags()).flatMap(({ own, sound }) => (sound ? [own, sound] : [own]));
   unknown(now);
   if (now.join() === tags) return;
   tags = now.join();
@@ -42,9 +43,8 @@ function choose() {
   const chosen = props.value.presets.find((one) => one.name === preset.value);
   preset.value = '';
   if (!chosen) return;
-  const { prompt, references, ...numbers } = chosen.request;
-  const texts = Object.fromEntries(Object.entries(numbers).map(([k, v]) => [k, typeof v === 'number' ? String(v) : v]));
-  h3.draft.set({ ...texts, ...(prompt ? { prompt } : {}) });
+  const { prompt, ...numbers } = h3.draft.typed(chosen.request);
+  h3.draft.set({ ...numbers, ...(prompt ? { prompt } : {}) });
 }
 
 // The banner of the demo model follows the chosen plan.
@@ -53,10 +53,25 @@ function demo() {
   q('.demo-banner').hidden = !(plan && plan.demo);
 }
 
-h3.fill(preset, props.value.presets.map((one) => one.name), '', 'Start from a preset');
+// The choice of the family, and its presets; the other parts of the form are hidden by its name.
+function family() {
+  const { family: chosen } = h3.draft.get();
+  element.closest('.form').dataset.family = chosen;
+  for (const node of families.children) node.setAttribute('aria-pressed', node.dataset.family === chosen);
+  h3.fill(preset, props.value.presets.filter((one) => one.request.family === chosen).map((one) => one.name), '', 'Start from a preset');
+}
+
+families.replaceChildren(...Object.entries(h3.families).map(([name, { title }]) => {
+  const node = h3.button('', title, '', () => h3.draft.set({ family: name }));
+  node.dataset.family = name;
+  return node;
+}));
 preset.addEventListener('change', choose);
-q('.clear').addEventListener('click', () => { h3.draft.set({ prompt: '', references: [], editing: '' }); area.focus(); });
-q('.as-reference').addEventListener('click', () => { h3.emit('add-files', { files: [dropped], plain: true }); note.hidden = true; });
+q('.clear').addEventListener('click', () => {
+  h3.draft.set({ prompt: '', editing: '', ...(h3.family.isLtx(h3.draft.get()) ? { ltx_image: null } : { references: [] }) });
+  area.focus();
+});
+q('.as-reference').addEventListener('click', () => { h3.draft.set({ family: 'h3' }); h3.emit('add-files', { files: [dropped], plain: true }); note.hidden = true; });
 h3.on('restored', ({ file, missing }) => {
   dropped = file;
   note.hidden = false;
@@ -64,9 +79,10 @@ h3.on('restored', ({ file, missing }) => {
   h3.write(q('.dropped-text'), `The settings of ${file.name} are in the form.${gone}`);
 }, element);
 h3.draft.bind(element);
-h3.on('draft', () => { draw(); demo(); editing(); }, element);
+h3.on('draft', ({ changed }) => { if (changed.includes('family')) family(); draw(); demo(); editing(); }, element);
 h3.on('jobs', editing, element);
 h3.on('plans', demo, element);
+family();
 draw();
 demo();
 editing();

@@ -36,14 +36,14 @@ const mayTouch = (job) => job.mine || !!(h3.session && h3.session.admin);
 function facts(job) {
   if (!mayTouch(job)) return '';
   if (job.kind === 'parity') return `parity · plan ${job.plan}`;
-  const refs = job.references.length ? ` · ${job.references.length} reference${job.references.length > 1 ? 's' : ''}` : '';
-  return `${job.width}×${job.height} · ${job.frames} f · ${job.steps} steps · ${job.plan}${refs}`;
+  const many = job.references.length, refs = !many ? '' : h3.family.isLtx(job) ? ' · first frame' : ` · ${many} reference${many > 1 ? 's' : ''}`;
+  return `${job.width}×${job.height} · ${job.frames} f · ${h3.family.steps(job)} · ${job.plan}${refs}`;
 }
 
 function waits(job) {
   if (job.ended) return h3.when(job.ended) + (job.started ? ` · took ${h3.seconds(job.ended - job.started)}` : '');
   if (job.state === 'queued') return job.wait_seconds ? `in about ${h3.seconds(job.wait_seconds)}` : '';
-  const amount = job.total > 1 ? ` ${job.done}/${job.total}` : '';
+  const amount = job.total <= 1 ? '' : h3.family.isLtx(job) && job.stage === 'denoise' ? `, ${h3.family.progress(job)}` : ` ${job.done}/${job.total}`;
   const steps = job.denoise_seconds ? ` · about ${h3.seconds(job.denoise_seconds)} left of it` : '';
   return `${job.stage}${job.total < 100000 ? amount : ''}` + steps + (job.eta_seconds ? ` · ${h3.seconds(job.eta_seconds)} left` : '');
 }
@@ -62,7 +62,7 @@ function tools(job, index, total) {
     add('down', 'Move down', () => move(id, index + 1), 'down', index === total - 1);
     if (job.kind === 'generate') add('edit', 'Edit in the form', () => attempt(() => edit(job)), 'edit');
   }
-  if (job.kind === 'generate') add('copy', 'Duplicate', () => attempt(() => h3.jobs.act(id, 'duplicate')), 'duplicate');
+  if (job.kind === 'generate') add('copy', 'Duplicate', () => attempt(() => h3.licence.guarded([job.plan], () => h3.jobs.act(id, 'duplicate'))), 'duplicate');
   if (!job.ended) add('close', job.state === 'queued' ? 'Take out of the queue' : 'Cancel', () => attempt(() => h3.jobs.act(id, 'cancel')), 'cancel', job.state === 'cancelling');
   return box;
 }

@@ -107,7 +107,8 @@ function draw() {
   h3.write(q('.refs-count'), all.length ? String(all.length) : '');
 }
 
-// Files may be dropped anywhere on the form.
+// Files may be dropped anywhere on the form; that of LTX has a first frame instead of references.
+const take = (files) => (h3.family.isLtx(h3.draft.get()) ? h3.emit('first-frame', files) : upload(files, add));
 const form = element.closest('.form');
 const holdsFiles = (event) => [...event.dataTransfer.types].includes('Files');
 form.addEventListener('dragover', (event) => { if (holdsFiles(event)) { event.preventDefault(); form.dataset.drop = 'yes'; } });
@@ -116,11 +117,11 @@ form.addEventListener('drop', (event) => {
   delete form.dataset.drop;
   if (!holdsFiles(event)) return;
   event.preventDefault();
-  upload([...event.dataTransfer.files], add);
+  take([...event.dataTransfer.files]);
 });
 form.addEventListener('paste', (event) => {
   const files = [...event.clipboardData.files];
-  if (files.length) { event.preventDefault(); upload(files, add); }
+  if (files.length) { event.preventDefault(); take(files); }
 });
 q('.add').addEventListener('click', () => pick.click());
 pick.addEventListener('change', () => { const files = [...pick.files]; pick.value = ''; upload(files, add); });

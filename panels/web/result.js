@@ -24,8 +24,7 @@ function phase() {
   if (job.ended) return '';
   if (job.state === 'queued') return job.wait_seconds ? `starts in about ${h3.seconds(job.wait_seconds)}` : '';
   if (!job.total || job.total === 1) return job.stage; // "0 of 1" tells nothing
-  const amount = job.total >= 100000 ? `${Math.floor(100 * job.done / job.total)} %` : `${job.done} of ${job.total}`;
-  return `${job.stage}, ${job.stage === 'denoise' ? 'step ' : ''}${amount}`;
+  return `${job.stage}, ${h3.family.progress(job)}`;
 }
 
 function clock() {
@@ -69,13 +68,14 @@ function screenOf() {
   q('.stage-empty').hidden = !!url || moving;
   screen.hidden = !!(job && job.ended && !url); // nothing to see: no black box
   screen.style.aspectRatio = job ? `${job.width} / ${job.height}` : '16 / 9';
-  const empty = !job ? 'The video appears here.' : job.state === 'queued' ? 'Waits for its turn.' : 'The video appears here when it is done.';
+  const done = job && h3.family.isLtx(job) ? 'LTX has no preview of its steps; the video appears here when it is done.' : 'The video appears here when it is done.';
+  const empty = !job ? 'The video appears here.' : job.state === 'queued' ? 'Waits for its turn.' : done;
   h3.write(q('.stage-empty'), empty);
 }
 
 async function again(verb) {
   try {
-    const added = await h3.jobs.act(job.id, verb);
+    const { id } = job, added = await h3.licence.guarded([job.plan], () => h3.jobs.act(id, verb));
     h3.jobs.put([added]);
     h3.emit('queued', added.id);
   } catch (error) { trouble(error.message); }
@@ -85,7 +85,7 @@ async function newSeed() {
   const { request } = await h3.api('/jobs/' + encodeURIComponent(job.id));
   const seed = String(crypto.getRandomValues(new Uint32Array(1))[0]);
   const body = { request: { ...bare(request), seed }, plans: [job.plan], keep_latents: job.keep_latents };
-  const { jobs } = await h3.api('/jobs', { method: 'POST', body });
+  const { jobs } = await h3.licence.guarded(body.plans, () => h3.api('/jobs', { method: 'POST', body }));
   h3.jobs.put(jobs);
   h3.emit('queued', jobs[0].id);
 }
@@ -96,8 +96,8 @@ async function toForm() {
   if (missing.length) trouble(`In the form now; not on this console any more: ${missing.join(', ')}.`);
 }
 
-// A request as POST wants it: references by media id, and no id of its own.
-const bare = ({ id, ...request }) => ({
+// A request as POST wants it: references by media id, and no id of its own. LTX has no references.
+const bare = ({ id, ...request }) => (h3.family.isLtx(request) ? request : {
   ...request,
   references: request.references.map(({ kind, media, soundtrack, mute }) => ({ kind, media, soundtrack: soundtrack || null, mute })),
 });
@@ -133,6 +133,18 @@ function actions() {
   q('.run-acts').replaceChildren(...list);
 }
 
+// What the mp4 of a licensed model says of itself, from the run's record.
+async function provenance(plan) {
+  const box = q('.provenance'), { id } = job, ltx = h3.family.isLtx(job) && job.state === 'done' && job.video;
+  if (!ltx) { box.hidden = true; return; }
+  const run = await h3.api('/runs/' + encodeURIComponent(id)).catch(() => null);
+  if (!job || job.id !== id || !run) return;
+  const found = (run.engine && run.engine.resolved) || {};
+  const licence = found.license ? `licence of the weights: ${found.license}` : '';
+  box.replaceChildren(h3.make('span', 'pill', 'AI-generated'), h3.make('span', '', [h3.families.ltx.title, licence, `v2a_source ${plan.v2a_source}`].filter(Boolean).join(' · ')));
+  box.hidden = false;
+}
+
 // What only the record holds: notes, stage times, every field. Asked when the state changed.
 async function tell() {
   const key = `${job.id} ${job.state} ${job.stage}`;
@@ -142,6 +154,7 @@ async function tell() {
   const detail = await h3.api('/jobs/' + id);
   if (told !== key) return;
   const notes = detail.notes || [];
+  provenance(detail.plan_fields);
   q('.notes').replaceChildren(...notes.map((note) => h3.make('li', note.warning ? 'warn' : '', h3.sized(note.text))));
   q('.notes-box').hidden = !notes.length;
   q('.facts-box tbody').replaceChildren(...fieldRows(detail.request, detail.plan_fields));
@@ -154,7 +167,7 @@ async function tell() {
 
 function draw() {
   const next = pick();
-  if ((next && next.id) !== (job && job.id)) { frame = ''; preview.removeAttribute('src'); q('.notes-box').hidden = q('.times-box').hidden = q('.facts-box').hidden = true; }
+  if ((next && next.id) !== (job && job.id)) { frame = ''; preview.removeAttribute('src'); q('.notes-box').hidden = q('.times-box').hidden = q('.facts-box').hidden = q('.provenance').hidden = true; }
   const fresh = !job || !next || next.id !== job.id || next.state !== job.state || next.video !== job.video;
   job = next;
   card.dataset.state = job ? job.state : 'idle';
@@ -169,7 +182,7 @@ function draw() {
   screenOf();
   trouble(job.state === 'cancelled' ? '' : job.reason || '');
   actions();
-  h3.write(q('.run-facts'), `${job.width}×${job.height} · ${job.frames} frames · ${job.steps} steps · ${job.sampler} ${job.scheduler} · seed ${job.seed} · plan ${job.plan}`);
+  h3.write(q('.run-facts'), [`${job.width}×${job.height}`, h3.family.frames(job), h3.family.steps(job), h3.family.sampling(job), `seed ${job.seed}`, `plan ${job.plan}`].filter(Boolean).join(' · '));
   h3.write(q('.run-prompt'), job.prompt);
   q('.run-prompt').hidden = !job.prompt;
   tell().catch(() => { told = ''; });

@@ -42,7 +42,7 @@ function runView(root, fail, gone) {
 
   async function redo() {
     try {
-      await h3.api('/jobs/' + encodeURIComponent(id) + '/duplicate', { method: 'POST' });
+      await h3.licence.guarded([run.job.plan], () => h3.api('/jobs/' + encodeURIComponent(id) + '/duplicate', { method: 'POST' }));
       h3.go('generate');
     } catch (error) { fail(error); }
   }
@@ -90,11 +90,11 @@ function runView(root, fail, gone) {
   }
 
   function facts(job) {
-    const going = ENDED.includes(job.state) ? '' : [job.stage, job.total > 1 ? job.done + ' of ' + job.total : ''].filter(Boolean).join(', ');
+    const going = ENDED.includes(job.state) ? '' : [job.stage, job.total > 1 ? h3.family.progress(job) : ''].filter(Boolean).join(', ');
     const parent = job.parent ? h3.button('rv-link', job.parent, '', () => h3.go('runs', job.parent)) : '';
     find('.rv-facts').replaceChildren(...pairsOf([
       ['State', badge(job.state)], ['Progress', going], ['Made', h3.when(job.created)], ['Took', duration(job)], ['Plan', job.plan],
-      ['By', job.mine ? '' : job.owner], ['Made from', parent], ['Id', job.id],
+      ['Model', h3.families[job.family] && job.kind === 'generate' ? h3.families[job.family].title : ''], ['By', job.mine ? '' : job.owner], ['Made from', parent], ['Id', job.id],
     ]));
   }
 

@@ -69,7 +69,7 @@ function card(run) {
   open.href = location.pathname + location.search + '#runs/' + encodeURIComponent(run.id);
   open.target = '_self'; // the page's base names another target
   const words = h3.make('span', 'rv-words');
-  const facts = [run.plan, run.width ? run.width + 'x' + run.height : '', run.frames ? plural(run.frames, 'frame') : '', run.steps ? plural(run.steps, 'step') : ''];
+  const facts = [run.plan, run.width ? run.width + 'x' + run.height : '', run.frames ? plural(run.frames, 'frame') : '', run.steps ? h3.family.steps(run) : ''];
   const state = badge(run.state), time = h3.make('span', '', [h3.when(run.created), duration(run)].filter(Boolean).join(' · '));
   words.append(h3.make('span', 'rv-title', run.prompt || (run.kind === 'parity' ? 'Parity run' : 'No prompt')), h3.make('span', 'rv-line', '', state, time), h3.make('span', 'rv-line', facts.filter(Boolean).join(' · ')));
   open.append(thumb(run), words);
@@ -100,8 +100,11 @@ function choose(id, on) {
 
 function bar() {
   q('.rv-chosen').hidden = !chosen.length;
-  h3.write(q('.rv-count'), chosen.length === 2 ? 'Two runs chosen' : 'One run chosen; choose another to compare');
-  q('.rv-compare').disabled = chosen.length !== 2;
+  const found = chosen.map((id) => runs.find((run) => run.id === id)).filter(Boolean);
+  const mixed = found.length === 2 && found[0].family !== found[1].family;
+  const two = mixed ? 'Runs of two model families: there is nothing to compare' : 'Two runs chosen';
+  h3.write(q('.rv-count'), chosen.length === 2 ? two : 'One run chosen; choose another to compare');
+  q('.rv-compare').disabled = chosen.length !== 2 || mixed;
 }
 
 function draw() {

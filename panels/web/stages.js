@@ -77,8 +77,8 @@ const plural = (count, one) => count + ' ' + one + (count === 1 ? '' : 's');
 // The run in words: "960x544 · 124 frames · 12 steps · res_multistep beta · seed 440202".
 function shapeWords(shape) {
   if (!shape || !shape.width) return [];
-  const words = [shape.width + 'x' + shape.height, plural(shape.frames, 'frame'), plural(shape.steps, 'step')];
-  words.push(shape.sampler + ' ' + shape.scheduler, 'seed ' + shape.seed);
+  const words = [shape.width + 'x' + shape.height, h3.family.frames(shape), h3.family.steps(shape), h3.family.sampling(shape), 'seed ' + shape.seed].filter(Boolean);
+  if (h3.family.isLtx(shape)) words.unshift(h3.families.ltx.title);
   if (shape.cfg !== 1) words.push('cfg ' + shape.cfg);
   const kinds = shape.references || [];
   for (const [kind, one] of [['image', 'picture'], ['video', 'video'], ['audio', 'sound']]) {

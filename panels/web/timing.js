@@ -121,7 +121,7 @@ async function plots(run) {
   const bars = waterfall(run.stages, by);
   const any = run.stages.some(isBar);
   q('.tm-fall').parentElement.hidden = !any;
-  const steps = stepBars(run.stages, rank, base && base.id !== run.id ? base.stages : null, run.shape.steps);
+  const steps = stepBars(run.stages, rank, against(run) ? base.stages : null, run.shape.steps, h3.family.isLtx(run.shape) ? h3.family.stages() : []);
   const stepped = run.stages.some((s) => s.step >= 0);
   q('.tm-steps').parentElement.hidden = !stepped;
   partsNote(steps);
@@ -141,9 +141,14 @@ function differing(run) {
   return [shape, now === then ? given : [now + ' ranks instead of ' + then, ...given]];
 }
 
+// A run of another family has other stages: nothing of it is set against this one.
+const alike = (run) => h3.family.isLtx(run.shape) === h3.family.isLtx(base.shape);
+const against = (run) => (base && base.id !== run.id && alike(run) ? base : null);
+
 function baseNote(run) {
   if (!base) return 'No baseline is pinned; pin a run to see what changed against it.';
   if (base.id === run.id) return 'This run is the baseline.';
+  if (!alike(run)) return 'The pinned baseline, ' + base.id + ', is a run of another model family; nothing of it is compared with this one.';
   const [shape, given] = differing(run);
   const about = 'Baseline: ' + base.id + ', plan ' + base.plan + '. ';
   if (shape.length) return about + 'Its shape is another one (' + shape.join(', ') + '), so the differences are not of speed alone.';
@@ -151,18 +156,18 @@ function baseNote(run) {
 }
 
 function table(run) {
-  const against = base && base.id !== run.id ? base : null;
+  const other = against(run);
   h3.write(q('.tm-base'), baseNote(run));
-  q('.tm-table thead').replaceChildren(tableHead(against ? ['', 'this run', 'baseline', 'difference', ''] : ['', 'seconds']));
-  q('.tm-table').classList.toggle('narrow', !against);
-  const old = Object.fromEntries(against ? against.columns : []);
+  q('.tm-table thead').replaceChildren(tableHead(other ? ['', 'this run', 'baseline', 'difference', ''] : ['', 'seconds']));
+  q('.tm-table').classList.toggle('narrow', !other);
+  const old = Object.fromEntries(other ? other.columns : []);
   const rows = run.columns.map(([name, x]) => {
-    const row = tableRow(name, against ? deltaCells(x, old[name], exact, name) : [[exact(x), x === null ? 'soft' : '']]);
+    const row = tableRow(name, other ? deltaCells(x, old[name], exact, name) : [[exact(x), x === null ? 'soft' : '']]);
     if (name === 'load') row.className = 'apart';
     return row;
   });
   const peak = run.peak_memory_bytes;
-  rows.push(tableRow('peak memory', against ? deltaCells(peak, against.peak_memory_bytes, memory) : [[memory(peak), peak ? '' : 'soft']]));
+  rows.push(tableRow('peak memory', other ? deltaCells(peak, other.peak_memory_bytes, memory) : [[memory(peak), peak ? '' : 'soft']]));
   q('.tm-table tbody').replaceChildren(...rows);
 }
 

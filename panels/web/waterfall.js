@@ -1,5 +1,6 @@
 // What the two plots of Timing show: bars of stages over the seconds, and the parts of each step.
-const STAGES = ['text encode', 'reference encode', 'denoise', 'video VAE decode', 'audio VAE decode', 'mux'];
+const STAGES = ['text encode', 'reference encode', 'denoise', 'video VAE decode', 'audio VAE decode', 'mux', 'latent upsample'];
+const ROWS = ['text encode', 'reference encode', 'denoise', 'latent upsample', 'video VAE decode', 'audio VAE decode', 'mux'];
 const PARTS = ['attention', 'GEMM', 'communication', 'other'];
 
 // On a phone every name of the legend has a line of its own.
@@ -27,7 +28,7 @@ function hover(s, gap) {
 function waterfall(stages, by) {
   const bars = stages.filter(isBar), ranks = ranksOf(bars), several = ranks.length > 1;
   const gaps = new Map(ranks.map((r) => [r, gapOf(bars, r)]));
-  const names = [...STAGES.filter((n) => bars.some((s) => s.stage === n)), ...new Set(bars.map((s) => s.stage).filter((n) => !STAGES.includes(n)))];
+  const names = [...ROWS.filter((n) => bars.some((s) => s.stage === n)), ...new Set(bars.map((s) => s.stage).filter((n) => !ROWS.includes(n)))];
   const label = (s) => (by === 'rank' ? 'rank ' + s.rank : several ? s.stage + ' · ' + s.rank : s.stage);
   const rows = by === 'rank' ? ranks.map((r) => 'rank ' + r)
     : names.flatMap((n) => ranks.filter((r) => bars.some((s) => s.stage === n && s.rank === r)).map((r) => label({ stage: n, rank: r })));
@@ -76,9 +77,21 @@ function ofSlowest(stages) {
   return stages.filter((s) => !slow.has(s.step) || slow.get(s.step).rank === s.rank);
 }
 
+// A line before each later part of a recipe with several, [8, 3] say, and what each is called.
+function partings(parts) {
+  const shapes = [], annotations = [];
+  let before = 0;
+  parts.forEach((steps, i) => {
+    if (i) shapes.push({ type: 'line', x0: before + 0.5, x1: before + 0.5, yref: 'paper', y0: 0, y1: 1, line: { color: h3.colour('soft'), width: 1, dash: 'dot' } });
+    annotations.push({ x: before + 0.5, y: 1, yref: 'paper', xanchor: 'left', yanchor: 'top', text: ' stage ' + (i + 1), showarrow: false, font: { size: 12, color: h3.colour('soft') } });
+    before += steps;
+  });
+  return { shapes, annotations };
+}
+
 // {traces, layout, measured}: stacked parts per step, else the whole step; the base as a line.
-// The axis holds all steps that were asked for from the first one on.
-function stepBars(stages, rank, base, asked) {
+// The axis holds all steps that were asked for from the first one on; recipe: steps of each stage.
+function stepBars(stages, rank, base, asked, recipe = []) {
   const mine = rank === null ? ofSlowest(stages) : stages;
   const whole = perStep(mine, 'denoise', rank);
   const parts = PARTS.map((name) => [name, perStep(mine, name, rank)]).filter(([, found]) => found.size);
@@ -103,7 +116,7 @@ function stepBars(stages, rank, base, asked) {
     layout: {
       barmode: 'stack', legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, traceorder: 'normal', font: { color: h3.colour('soft') } }, height: 270 + legendRoom(traces.length), showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
       xaxis: { title: { text: 'step' }, tickformat: 'd', range: [0.4, last + 0.6], ...(last < 20 ? { dtick: 1 } : {}) },
-      yaxis: { title: { text: 'seconds' }, rangemode: 'tozero' }, uirevision: 'steps',
+      yaxis: { title: { text: 'seconds' }, rangemode: 'tozero' }, uirevision: 'steps', ...partings(recipe),
     },
   };
 }

@@ -230,8 +230,10 @@ class Pipeline:
         @contextmanager
         def doubling() -> Iterator[None]:
             job.check()
+            job.progress(UPSAMPLE, 0, 1)
             with job.clock.stage(UPSAMPLE):
                 yield
+            job.progress(DENOISE, stages[0].steps, total, names[stages[0].steps])
 
         def on_step(result: StepResult) -> None:
             job.progress(DENOISE, result.step + 1, total, names[result.step])
