@@ -23,6 +23,7 @@ class Family:
     the model of a file, where that is not its role. make: how those of its demo plan are made.
     fixed: what its recipe decides, of the settings that a request of H3 chooses.
     alike: requests for which it gives the same value take about as long and as much memory.
+    even: every step takes about as long, so that the first ones tell how long the others will.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Family:
     make: str = ""
     alike: Callable[[Any], Hashable]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    even: bool = True
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ LTX = Family(
     make="launch.py make-demo --family ltx --size tiny --out models/ltx_demo writes random ones",
     alike=_ltx_alike,
     fixed={name: getattr(LTXRequest, name) for name in ("steps", "sampler", "scheduler", "cfg")},
+    even=False,  # those of the second stage are of four times as many tokens
 )
 _FAMILIES: Mapping[str, Family] = {family.name: family for family in (H3, LTX)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from app import families
 from app.history import History, denoise_left, remaining
 from app.jobs import Job, JobStore
 from app.runner import Runner
@@ -52,8 +53,9 @@ def forecasts(jobs: JobStore, history: History, runner: Runner) -> dict[str, For
 
 def _running(job: Job, loaded: Plan | None, history: History, runner: Runner) -> Forecast:
     eta, live = _eta(job, loaded, history, runner), runner.live(job.id)
-    steps = denoise_left(live.moment(time.time())) if eta is None and live is not None else None
-    return Forecast(eta=eta, wait=0.0, denoise=steps)
+    if eta is not None or live is None or not _even(job):
+        return Forecast(eta=eta, wait=0.0)
+    return Forecast(wait=0.0, denoise=denoise_left(live.moment(time.time())))
 
 
 def _eta(job: Job, loaded: Plan | None, history: History, runner: Runner) -> float | None:
@@ -65,4 +67,11 @@ def _eta(job: Job, loaded: Plan | None, history: History, runner: Runner) -> flo
         return typical.run + (typical.load if loaded != job.plan else 0.0)
     if not live.began:  # the engine loads
         return max(0.0, typical.load - (now - job.started)) + typical.run
+    if not _even(job):
+        return max(0.0, typical.run - live.moment(now).run_seconds)
     return remaining(typical, live.moment(now))
+
+
+def _even(job: Job) -> bool:
+    """Its steps tell of one another."""
+    return job.request is None or families.of_request(job.request).even

@@ -86,8 +86,16 @@ function compareView(root, fail) {
     shown = a + '..' + b;
     const mine = shown;
     const query = '/runs/compare?a=' + encodeURIComponent(a) + '&b=' + encodeURIComponent(b);
+    root.dataset.refused = 'no';
     try {
-      const [runA, runB, found] = await Promise.all([h3.api('/runs/' + encodeURIComponent(a)), h3.api('/runs/' + encodeURIComponent(b)), h3.api(query + '&latents=false')]);
+      const [runA, runB] = await Promise.all([a, b].map((id) => h3.api('/runs/' + encodeURIComponent(id))));
+      if (mine !== shown) return;
+      if (runA.job.family !== runB.job.family) {
+        const title = (run) => (h3.families[run.job.family] || { title: run.job.family }).title;
+        root.dataset.refused = 'yes'; // no black players under the reason
+        throw new Error('Run A is of ' + title(runA) + ' and run B of ' + title(runB) + ': two model families have nothing to compare; choose two runs of one.');
+      }
+      const found = await h3.api(query + '&latents=false');
       if (mine !== shown) return;
       name('a', runA.job);
       name('b', runB.job);

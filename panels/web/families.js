@@ -25,5 +25,12 @@
     return `stage ${at.stage}${size ? ' at ' + h3.sized(size) : ''}, step ${at.step} of ${at.of}`;
   }
 
-  h3.family = { isLtx, recipe, steps, frames, sampling, progress, stages };
+  // What the mp4 of an LTX run says of itself besides "AI-generated", from the run's record.
+  function provenance(run) {
+    const found = (run.engine && run.engine.resolved) || {}, plan = run.plan || {};
+    const licence = found.license ? `licence of the weights: ${found.license}` : '';
+    return [h3.families.ltx.title, licence, plan.v2a_source ? `v2a_source ${plan.v2a_source}` : ''].filter(Boolean).join(' · ');
+  }
+
+  h3.family = { isLtx, recipe, steps, frames, sampling, progress, stages, provenance };
 })();

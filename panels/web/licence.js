@@ -11,7 +11,7 @@
 
   const of = (plan) => (known ? known.plans.find((one) => one.plan === plan) : null) || null;
   const terms = (id) => known.licences.find((one) => one.id === id);
-  const dated = (iso) => new Date(iso + 'T12:00:00').toLocaleDateString('en', { day: 'numeric', month: 'long', year: 'numeric' });
+  const dated = (iso) => new Date(iso + 'T12:00:00').toLocaleDateString('en-GB', { day: 'numeric', month: 'long', year: 'numeric' });
 
   function saysFile(state) {
     const box = h3.make('dl', 'pairs lic-file'), pair = (name, text, cls) => box.append(h3.make('dt', '', name), h3.make('dd', cls || '', text));
@@ -42,7 +42,7 @@
       h3.make('ul', 'lic-terms', '', ...lines), saysFile(state), check,
       ...(admin ? [] : [h3.make('p', 'note', 'Only an admin of this console may acknowledge it, for everybody who uses this machine.')]),
       error, h3.make('div', 'lic-acts', '', no, yes));
-    document.body.append(dialog);
+    document.querySelector('.gradio-container').append(dialog); // Gradio keeps the page's rules to it
 
     async function accept() {
       yes.disabled = true;
@@ -58,19 +58,30 @@
     }
 
     dialog.showModal();
-    (admin ? box : no).focus();
+    (admin ? box : no).focus({ preventScroll: true });
+    dialog.scrollTop = 0; // it is read from its beginning
     return new Promise((done) => dialog.addEventListener('close', () => { dialog.remove(); done(dialog.returnValue === 'yes'); }));
   }
 
-  // Does `work`; where a plan waits for an acknowledgement it is asked for first, and `work` is done
-  // again. What is declined stays the refusal's own sentence.
+  // Asks for what the plans still need; an Error with one sentence when it is declined.
+  async function all(plans) {
+    for (const plan of new Set(plans)) {
+      const state = of(plan);
+      if (!state || state.state !== 'needed' || await ask(state)) continue;
+      throw new Error(`Nothing was queued: plan ${plan} runs once the ${terms(state.licence).name} is acknowledged for ${state.file}.`);
+    }
+  }
+
+  // Does `work` once all that its plans need is acknowledged. A refusal says that what is known here
+  // is old (a file was replaced): it is asked anew, once.
   async function guarded(plans, work) {
+    await all(plans);
     try {
       return await work();
     } catch (error) {
       if (error.status !== NEEDED) throw error;
       await refresh();
-      for (const state of plans.map(of)) if (state && state.state === 'needed' && !await ask(state)) throw error;
+      await all(plans);
       return work();
     }
   }

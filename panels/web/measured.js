@@ -137,11 +137,8 @@ async function draw() {
   q('.ms-json').download = m.id + '.json';
   const words = ['plan ' + m.plan, m.device, ...shapeWords(m.shape), m.rows ? m.rows.toLocaleString('en') + ' packed rows' : '', m.text_rows ? 'random words: ' + m.text_rows : '', m.weights ? 'random weights: ' + m.weights : ''];
   q('.ms-shape').replaceChildren(...chips(words.filter(Boolean)));
-  q('.ms-ratio').hidden = !m.ratio;
-  if (m.ratio) {
-    const [a, b] = m.subjects, r = m.ratio;
-    h3.write(q('.ms-ratio'), 'A step of ' + b.name + ' takes ' + r.step.toFixed(3) + ' times as long as one of ' + a.name + ' (' + r.rounds.min.toFixed(3) + ' to ' + r.rounds.max.toFixed(3) + ' in ' + plural(r.rounds.n, 'round') + ').');
-  }
+  q('.ms-ratio').hidden = !m.ratios.length;
+  h3.write(q('.ms-ratio'), m.ratios.map((r) => 'A step of ' + (r.of ? r.of + ' of ' : '') + r.second + ' takes ' + r.step.toFixed(3) + ' times as long as one of ' + r.first + ' (' + r.rounds.min.toFixed(3) + ' to ' + r.rounds.max.toFixed(3) + ' in ' + plural(r.rounds.n, 'round') + ').').join(' '));
   conditions(m);
   table(m);
   q('.ms-steps').parentElement.hidden = !good(m).length;

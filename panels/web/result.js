@@ -133,15 +133,13 @@ function actions() {
   q('.run-acts').replaceChildren(...list);
 }
 
-// What the mp4 of a licensed model says of itself, from the run's record.
-async function provenance(plan) {
-  const box = q('.provenance'), { id } = job, ltx = h3.family.isLtx(job) && job.state === 'done' && job.video;
-  if (!ltx) { box.hidden = true; return; }
+// What the mp4 of an LTX run says of itself.
+async function provenance() {
+  const box = q('.provenance'), { id } = job;
+  if (!h3.family.isLtx(job) || job.state !== 'done' || !job.video) { box.hidden = true; return; }
   const run = await h3.api('/runs/' + encodeURIComponent(id)).catch(() => null);
   if (!job || job.id !== id || !run) return;
-  const found = (run.engine && run.engine.resolved) || {};
-  const licence = found.license ? `licence of the weights: ${found.license}` : '';
-  box.replaceChildren(h3.make('span', 'pill', 'AI-generated'), h3.make('span', '', [h3.families.ltx.title, licence, `v2a_source ${plan.v2a_source}`].filter(Boolean).join(' · ')));
+  box.replaceChildren(h3.make('span', 'pill', 'AI-generated'), h3.make('span', '', h3.family.provenance(run)));
   box.hidden = false;
 }
 
@@ -154,7 +152,7 @@ async function tell() {
   const detail = await h3.api('/jobs/' + id);
   if (told !== key) return;
   const notes = detail.notes || [];
-  provenance(detail.plan_fields);
+  provenance();
   q('.notes').replaceChildren(...notes.map((note) => h3.make('li', note.warning ? 'warn' : '', h3.sized(note.text))));
   q('.notes-box').hidden = !notes.length;
   q('.facts-box tbody').replaceChildren(...fieldRows(detail.request, detail.plan_fields));

@@ -94,7 +94,8 @@ function runView(root, fail, gone) {
     const parent = job.parent ? h3.button('rv-link', job.parent, '', () => h3.go('runs', job.parent)) : '';
     find('.rv-facts').replaceChildren(...pairsOf([
       ['State', badge(job.state)], ['Progress', going], ['Made', h3.when(job.created)], ['Took', duration(job)], ['Plan', job.plan],
-      ['Model', h3.families[job.family] && job.kind === 'generate' ? h3.families[job.family].title : ''], ['By', job.mine ? '' : job.owner], ['Made from', parent], ['Id', job.id],
+      ['Model', h3.families[job.family] && job.kind === 'generate' ? h3.families[job.family].title : ''],
+      ['Marked', h3.family.isLtx(job) && job.video ? 'AI-generated · ' + h3.family.provenance(run) : ''], ['By', job.mine ? '' : job.owner], ['Made from', parent], ['Id', job.id],
     ]));
   }
 
