@@ -16,9 +16,10 @@ _LINES = 100  # of one stage, when every change is a line
 class Bar:
     """Draws Progress events; `close` leaves the cursor on a fresh line."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """stream: None for what stderr is now, which need not be what it was at import."""
+        self._stream = sys.stderr if stream is None else stream
+        self._live = self._stream.isatty()
         self._stage = ""
         self._began = 0.0
 
