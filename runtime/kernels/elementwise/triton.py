@@ -105,8 +105,12 @@ class Triton:
 
 
 def _load(device: torch.device) -> Triton:
-    files = ("triton_kernels", "triton_rope_kernels", "triton_copy_kernels")
-    return Triton(*(_kernels(file, device) for file in files), device)
+    return Triton(
+        _kernels("triton_kernels", device),
+        _kernels("triton_rope_kernels", device),
+        _kernels("triton_copy_kernels", device),
+        device,
+    )
 
 
 def _load_vae(device: torch.device) -> VaeTriton:
