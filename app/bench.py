@@ -25,15 +25,30 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One subject: what it loaded, its turns after the warm-up, and the GPU during each."""
+    """One subject: what it loaded, its turns after the warm-up, and the GPU during each.
+
+    rows: S of H3; what another family has in its place is its bench's own.
+    """
 
     name: str
     facts: dict[str, Any]
-    rows: int
+    rows: Any
     warm_up: Told
     turns: tuple[Told, ...]
     gpu: tuple[dict[str, Any], ...]
     profile: dict[str, Any] | None
+
+
+def rows_and_step(told: Told) -> str:
+    """A turn of H3 in words."""
+    return f"{told['rows']:,} rows, {statistics.median(told['steps']):.4f} s a step"
+
+
+def same_rows(subjects: Sequence[Subject], warm: Sequence[Told]) -> None:
+    """A ratio between different numbers of rows means nothing."""
+    if len({told["rows"] for told in warm}) > 1:
+        said = " and ".join(f"{s.name} {t['rows']:,}" for s, t in zip(subjects, warm, strict=True))
+        raise ValueError(f"the subjects pack different numbers of rows ({said}); nothing compares")
 
 
 def measure(
@@ -43,17 +58,26 @@ def measure(
     profile: bool,
     watch: Watch,
     say: Callable[[str], None],
+    words: Callable[[Told], str] = rows_and_step,
+    check: Callable[[Sequence[Subject], Sequence[Told]], None] = same_rows,
 ) -> tuple[list[Measured], str]:
     """Loads all, warms each up, then `runs` rounds of a turn each; also the order, "A B A B".
 
-    ValueError when two subjects pack different numbers of rows. The profile comes last: it slows.
+    words: a turn's size and step. check: ValueError when the warmed subjects cannot be compared,
+    as ones that pack different numbers of rows. The profile comes last: it slows.
     """
     ready = []
     for subject in subjects:
         say(f"loading {subject.name}")
         ready.append(subject.load()["ready"])
-    warm = [_turn(subject, say, "warm-up") for subject in subjects]
-    same_rows(subjects, warm)
+
+    def turn(subject: Subject, what: str) -> Told:
+        told = subject.ask("turn")
+        say(f"{what:<12} {subject.name}: {words(told)}")
+        return told
+
+    warm = [turn(subject, "warm-up") for subject in subjects]
+    check(subjects, warm)
     turns: list[list[Told]] = [[] for _ in subjects]
     gpu: list[list[dict[str, Any]]] = [[] for _ in subjects]
     order = []
@@ -61,7 +85,7 @@ def measure(
         for place, subject in enumerate(subjects):
             order.append(chr(ord("A") + place))
             with watch() as seen:
-                turns[place].append(_turn(subject, say, f"run {run + 1} of {runs}"))
+                turns[place].append(turn(subject, f"run {run + 1} of {runs}"))
                 gpu[place].append(seen())
     profiles = [subject.ask("profile")["profile"] if profile else None for subject in subjects]
     measured = [
@@ -79,20 +103,6 @@ def measure(
     return measured, " ".join(order)
 
 
-def _turn(subject: Subject, say: Callable[[str], None], what: str) -> Told:
-    told = subject.ask("turn")
-    step = statistics.median(told["steps"])
-    say(f"{what:<12} {subject.name}: {told['rows']:,} rows, {step:.4f} s a step")
-    return told
-
-
-def same_rows(subjects: Sequence[Subject], warm: Sequence[Told]) -> None:
-    """A ratio between different numbers of rows means nothing."""
-    if len({told["rows"] for told in warm}) > 1:
-        said = " and ".join(f"{s.name} {t['rows']:,}" for s, t in zip(subjects, warm, strict=True))
-        raise ValueError(f"the subjects pack different numbers of rows ({said}); nothing compares")
-
-
 def spread(values: Iterable[float]) -> dict[str, Any]:
     """{median, min, max, n} of at least one value."""
     known = list(values)
@@ -108,13 +118,21 @@ def summary(measured: Measured) -> dict[str, Any]:
     """Of every number its median, min, max and count; the single values of the steps too."""
     turns = measured.turns
     parts = turns[0]["parts"]
-    stages = dict.fromkeys(name for turn in turns for name in turn["stages"])
-    told = {
+    return {
         "name": measured.name,
         "rows": measured.rows,
         "step_seconds": spread(_steps(turns)),
         "steps": [turn["steps"] for turn in turns],
         "parts": {name: spread(x for t in turns for x in t["parts"][name]) for name in parts},
+        **of_turns(measured, outside),
+    }
+
+
+def of_turns(measured: Measured, outside: Callable[[Told], float]) -> dict[str, Any]:
+    """All but the single steps. outside: seconds of a turn that nothing else accounts for."""
+    turns = measured.turns
+    stages = dict.fromkeys(name for turn in turns for name in turn["stages"])
+    told = {
         "denoise_seconds": spread(sum(turn["steps"]) for turn in turns),
         "stages": {name: spread(t["stages"].get(name, 0.0) for t in turns) for name in stages},
         "seconds": spread(turn["seconds"] for turn in turns),
@@ -146,14 +164,16 @@ def outside(turn: Told) -> float:
 
 def ratios(first: Measured, second: Measured) -> dict[str, Any]:
     """How many times as long the second takes: of the medians, and of each round's medians."""
+    return ratio_of(*([turn["steps"] for turn in one.turns] for one in (first, second)))
+
+
+def ratio_of(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The same of the seconds of steps, turn by turn."""
     rounds = [
-        statistics.median(b["steps"]) / statistics.median(a["steps"])
-        for a, b in zip(first.turns, second.turns, strict=True)
+        statistics.median(b) / statistics.median(a) for a, b in zip(first, second, strict=True)
     ]
-    return {
-        "step": statistics.median(_steps(second.turns)) / statistics.median(_steps(first.turns)),
-        "rounds": spread(rounds),
-    }
+    medians = [statistics.median(x for turn in one for x in turn) for one in (first, second)]
+    return {"step": medians[1] / medians[0], "rounds": spread(rounds)}
 
 
 def gpu_summary(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Row = tuple[str, ...]
@@ -11,11 +11,29 @@ _GIB = 1 << 30
 
 def lines(subjects: Sequence[Mapping[str, Any]], ratio: Mapping[str, Any] | None) -> list[str]:
     """What was measured: medians, with the least and the most in brackets."""
-    rows = [("", *(one["name"] for one in subjects))]
-    rows.append(("packed rows S", *(f"{one['rows']:,}" for one in subjects)))
-    rows.append(("step", *(_spread(one["step_seconds"]) for one in subjects)))
-    for part in _names(one["parts"] for one in subjects):
-        rows.append((f"  {part}", *(_spread(one["parts"].get(part)) for one in subjects)))
+    rows: list[Row] = [("packed rows S", *(f"{one['rows']:,}" for one in subjects))]
+    rows += step_rows("step", subjects)
+    told = table(rows, subjects, _profile)
+    if ratio is not None:
+        told += ["", ratio_line("a step", subjects, ratio)]
+    return told
+
+
+def step_rows(title: str, timed: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Seconds of a step and of its parts, a column each."""
+    rows: list[Row] = [(title, *(_spread(one["step_seconds"]) for one in timed))]
+    for part in _names(one["parts"] for one in timed):
+        rows.append((f"  {part}", *(_spread(one["parts"].get(part)) for one in timed)))
+    return rows
+
+
+def table(
+    steps: Sequence[Row],
+    subjects: Sequence[Mapping[str, Any]],
+    profile: Callable[[Mapping[str, Any]], list[str]],
+) -> list[str]:
+    """`steps` under the names, then all that is not a step; what ran, and what `profile` tells."""
+    rows: list[Row] = [("", *(one["name"] for one in subjects)), *steps]
     for stage in _names(one["stages"] for one in subjects):
         rows.append((stage, *(_spread(one["stages"].get(stage)) for one in subjects)))
     rows.append(("outside of these", *(_spread(one["outside_seconds"]) for one in subjects)))
@@ -30,15 +48,18 @@ def lines(subjects: Sequence[Mapping[str, Any]], ratio: Mapping[str, Any] | None
     told = _aligned(rows)
     for one in subjects:
         told += ["", *(f"{one['name']}: {key}: {is_}" for key, is_ in one["resolved"].items())]
-        told += _profile(one) if "profile" in one else []
-    if ratio is not None:
-        first, second = (one["name"] for one in subjects)
-        rounds = ratio["rounds"]
-        told.append(
-            f"\na step of {second} takes {ratio['step']:.3f} times as long as one of {first} "
-            f"({rounds['min']:.3f} to {rounds['max']:.3f} in {rounds['n']} rounds)"
-        )
+        told += profile(one)
     return told
+
+
+def ratio_line(what: str, subjects: Sequence[Mapping[str, Any]], ratio: Mapping[str, Any]) -> str:
+    """`what` of the second subject against that of the first."""
+    first, second = (one["name"] for one in subjects)
+    rounds = ratio["rounds"]
+    return (
+        f"{what} of {second} takes {ratio['step']:.3f} times as long as one of {first} "
+        f"({rounds['min']:.3f} to {rounds['max']:.3f} in {rounds['n']} rounds)"
+    )
 
 
 def _names(tables: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -58,9 +79,15 @@ def _gpu(told: Mapping[str, Any], key: str, unit: str) -> str:
 
 
 def _profile(subject: Mapping[str, Any]) -> list[str]:
-    profile = subject["profile"]
+    return profile_lines(f"{subject['name']}: one profiled step", subject.get("profile"))
+
+
+def profile_lines(title: str, profile: Mapping[str, Any] | None) -> list[str]:
+    """Where the GPU's time of a profiled step went; nothing where none was profiled."""
+    if profile is None:
+        return []
     step = profile["step_seconds"]
-    told = [f"{subject['name']}: one profiled step of {step:.4f} s"]
+    told = [f"{title} of {step:.4f} s"]
     for name, seconds in profile["seconds"].items():
         kernels = profile["kernels"].get(name, 0)
         top = "; ".join(kernel for kernel, _ in profile["top"].get(name, ())[:2])

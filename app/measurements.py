@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from app import runs
+from app import families, runs
 from app.errors import Missing
 from app.sweep import communication
 from runtime.layouts import SINGLE, Layout
@@ -20,7 +20,9 @@ PUBLISHED = Path(__file__).parents[1] / RECORDS / "records.jsonl"
 MOST = 100  # that are told
 _MOST_BYTES = 16 << 20  # of a file that is read at all
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError)
-_SHAPE = ("width", "height", "frames", "steps", "sampler", "scheduler", "seed", "cfg")
+_SHAPE = (
+    *("family", "width", "height", "frames", "fps", "steps", "sampler", "scheduler", "seed", "cfg"),
+)
 _FIGURES = (
     "layout",
     "ranks",
@@ -133,18 +135,23 @@ def _told(result: Told, id: str, source: str) -> Told:
         "when": str(result["when"]),
         "plan": plan["name"],
         "device": first["device"] or plan["device"],
-        "shape": {
-            **{name: request[name] for name in _SHAPE if name in request},
-            "references": [one["kind"] for one in request.get("references", ())],
-        },
+        "shape": _shape(request),
         "text_rows": result["text_rows"],
         "rows": first["rows"],
         "weights": result["weights"] if sweep else result["subjects"][0].get("weights", ""),
         "order": result["order"],
         "machine": first["machine"],
-        "ratio": result.get("ratio"),
+        "ratios": _ratios(result),
         "subjects": [{k: v for k, v in row.items() if k != "machine"} for row in found],
     }
+
+
+def _shape(request: Told) -> Told:
+    """What was asked for, and what the recipe of its family decides."""
+    family = families.named(request.get("family", "h3"))
+    known = {**family.fixed, **request, "family": family.name}
+    references = [one["kind"] for one in request.get("references", ())]
+    return {**{name: known[name] for name in _SHAPE if name in known}, "references": references}
 
 
 def _layout(one: Told) -> Told:
@@ -158,22 +165,44 @@ def _layout(one: Told) -> Told:
 
 
 def _subjects(subjects: Sequence[Told]) -> list[Told]:
-    """Of a bench, in the words of a sweep."""
-    found = []
-    for one in subjects:
-        layout = one["plan"].get("layout", SINGLE) if one["subject"] == "plan" else SINGLE
-        figures = {
-            **dict.fromkeys(_FIGURES),
-            "layout": layout,
-            "ranks": Layout.parse(layout).ranks,
-            "ok": True,
-            "reason": "",
-            "step_seconds": one["step_seconds"],
-            **communication(one),
-            "rank_peak_bytes": one.get("rank_peak_bytes") or [one["peak_allocated_bytes"]],
-        }
-        found.append({"name": one["name"], **figures, **_measured(one)})
-    return found
+    """Of a bench, in the words of a sweep; of LTX stage by stage, whose steps have other sizes."""
+    if "sampling" not in subjects[0]:
+        return [_subject(one) for one in subjects]
+    stages = zip(*(one["sampling"] for one in subjects), strict=True)
+    return [
+        _subject({**one, **of, "name": _stage_name(one, of)})
+        for stage in stages
+        for one, of in zip(subjects, stage, strict=True)
+    ]
+
+
+def _stage_name(one: Told, of: Told) -> str:
+    return f"{one['name']}, stage {of['stage']} ({of['video']:,} + {of['audio']:,} tokens)"
+
+
+def _ratios(result: Told) -> list[Told]:
+    """Of a step, or of a step of each stage ("of"), the second subject against the first."""
+    found = result.get("ratio")
+    if not found:
+        return []
+    first, second = (one["name"] for one in result["subjects"])
+    of = {"": found} if "step" in found else found
+    return [{"of": name, "first": first, "second": second, **own} for name, own in of.items()]
+
+
+def _subject(one: Told) -> Told:
+    layout = one["plan"].get("layout", SINGLE) if one["subject"] == "plan" else SINGLE
+    figures = {
+        **dict.fromkeys(_FIGURES),
+        "layout": layout,
+        "ranks": Layout.parse(layout).ranks,
+        "ok": True,
+        "reason": "",
+        "step_seconds": one["step_seconds"],
+        **communication(one),
+        "rank_peak_bytes": one.get("rank_peak_bytes") or [one["peak_allocated_bytes"]],
+    }
+    return {"name": one["name"], **figures, **_measured(one)}
 
 
 def _measured(summary: Told) -> Told:

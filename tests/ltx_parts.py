@@ -51,23 +51,6 @@ TRANSFORMER: dict[str, Any] = {
     "connector_apply_gated_attention": True,
     "connector_norm_output": True,
 }
-# Every name that diffusers gives to the same weights (ltx25.md 9.1)
-DIFFUSERS = {
-    "audio_patchify_proj": "audio_proj_in",
-    "patchify_proj": "proj_in",
-    "audio_prompt_adaln_single": "audio_prompt_adaln",
-    "prompt_adaln_single": "prompt_adaln",
-    "av_ca_video_scale_shift_adaln_single": "av_cross_attn_video_scale_shift",
-    "av_ca_audio_scale_shift_adaln_single": "av_cross_attn_audio_scale_shift",
-    "av_ca_a2v_gate_adaln_single": "av_cross_attn_video_a2v_gate",
-    "av_ca_v2a_gate_adaln_single": "av_cross_attn_audio_v2a_gate",
-    "audio_adaln_single": "audio_time_embed",
-    "adaln_single": "time_embed",
-    "scale_shift_table_a2v_ca_video": "video_a2v_cross_attn_scale_shift_table",
-    "scale_shift_table_a2v_ca_audio": "audio_a2v_cross_attn_scale_shift_table",
-    "q_norm": "norm_q",
-    "k_norm": "norm_k",
-}
 
 
 def tiny_config(**changes: Any) -> LTXConfig:
@@ -105,14 +88,6 @@ def tiny_model(
     model = LTXModel(config or tiny_config(), attend, keyframes=keyframes, form=form)
     fill(model)
     return model.to(dtype).eval().requires_grad_(False)
-
-
-def diffusers_name(name: str) -> str:
-    """The name of one of our parameters in diffusers' module."""
-    for ours in sorted(DIFFUSERS, key=len, reverse=True):
-        if any(part == ours for part in name.split(".")):
-            return ".".join(DIFFUSERS[ours] if part == ours else part for part in name.split("."))
-    return name
 
 
 def inputs(config: LTXConfig, *, batch: int = 1, sigma: float = 0.725, frozen: bool = False) -> Any:

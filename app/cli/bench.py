@@ -17,16 +17,18 @@ from typing import Any
 
 from app import bench, families, measurements, preflight, presets, runs
 from app.bench_child import BenchFailed, Child
+from app.bench_h3 import H3
+from app.bench_kind import Kind
 from app.bench_lock import alone
-from app.bench_table import lines
+from app.bench_ltx import LTX
 from app.stored import plain
-from runtime.messages import Plan, Ref2VARequest
+from runtime.messages import Plan, Request
 
 FAILED = 1
 _SCHEMA = 1
-_STEPS = 2  # of a turn with random conditioning; a request brings its own number
 _MOST_RUNS = 1000
 _NO_MEMORY = "ran out of memory"  # of runtime.worker.sentence
+_KINDS = {"h3": H3, "ltx": LTX}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", required=True, help="a TOML file or a name in presets/plans: A")
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--against", metavar="PLAN", help="B, in turns with A: A B A B")
-    other.add_argument("--peer", choices=("diffusers",), help="B is this package's own H3")
+    other.add_argument("--peer", choices=("diffusers",), help="B is this package's own model")
     parser.add_argument("--request", help="a TOML file or a name in presets/requests")
     parser.add_argument(
         "--text-rows",
         type=int,
         default=0,
         metavar="N",
-        help="random conditioning of N words and one picture: no text encoder, no media",
+        help="random conditioning of N words and one picture (LTX: of N rows, for sampling alone): "
+        "no text encoder, no media",
     )
     parser.add_argument("--runs", type=int, default=3, help="turns of each after its warm-up (3)")
     parser.add_argument("--steps", type=int, help="of a turn (with --text-rows 2)")
@@ -84,14 +87,20 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The table, then the result as one line of JSON; 0 ok, 1 failed, 2 bad input."""
+    plan = presets.load_plan(presets.find("plans", args.plan))
+    kind = _KINDS[families.of_plan(plan).name]
     _check(args)
-    request = _request(args)
-    setups = _setups(args, request)
+    kind.check(args)
+    request = kind.request(args)
+    setups = _setups(args, kind, plan, request)
     records = _records(args)
     measurements.check(args.store)
+    say = partial(print, file=sys.stderr, flush=True)
+    for note in kind.notes(args):
+        say(f"note: {note}")
     with ExitStack() as stack:
         stack.enter_context(alone("launch.py bench"))
-        watch = stack.enter_context(watching(setups[0][1]["plan"]["device"]))
+        watch = stack.enter_context(watching(plan.device))
         children = []
         for name, setup in setups:
             children.append(stack.enter_context(Child(name, setup)))
@@ -101,7 +110,9 @@ def run(args: argparse.Namespace) -> int:
                 runs=1 if args.repeat_request else args.runs,
                 profile=args.profile,
                 watch=watch,
-                say=partial(print, file=sys.stderr, flush=True),
+                say=say,
+                words=kind.words,
+                check=kind.same_size,
             )
         except BenchFailed as error:
             reason = str(error)
@@ -110,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"launch.py bench: {reason}", file=sys.stderr)
             print(json.dumps({"bench": _SCHEMA, "ok": False, "reason": reason}))
             return FAILED
-    result = _result(args, request, setups, measured, order)
-    print("\n".join(lines(result["subjects"], result.get("ratio"))))
+    result = _result(kind, request, setups, measured, order)
+    print("\n".join(kind.lines(result["subjects"], result.get("ratio"))))
     for path in records:
         append(path, result)
     measurements.keep(args.store, result)
@@ -122,16 +133,10 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if not 1 <= args.runs <= _MOST_RUNS:
         raise ValueError(f"--runs must be 1 to {_MOST_RUNS}, got {args.runs}")
-    if args.peer and not args.text_rows:
-        raise ValueError("--peer is measured on random conditioning; give --text-rows, such as 300")
     if args.against_weights and not args.against:
         raise ValueError("--against-weights belongs to --against, which is not given")
-    if args.no_decode and not args.text_rows:
-        raise ValueError("--no-decode belongs to --text-rows; a request is always decoded")
     if args.text_rows < 0:
         raise ValueError(f"--text-rows must be 1 or more, got {args.text_rows}")
-    if not args.request and not args.text_rows:
-        raise ValueError("nothing says what to run; give --request, or --text-rows such as 300")
 
 
 def _records(args: argparse.Namespace) -> list[Path]:
@@ -150,43 +155,36 @@ def _records(args: argparse.Namespace) -> list[Path]:
     return paths
 
 
-def _request(args: argparse.Namespace) -> Ref2VARequest:
-    """The request; with text rows its references and prompt do not count."""
-    changes: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
-    if args.text_rows:
-        changes = {"steps": _STEPS, "references": (), "prompt": "", **changes}
-    if not args.request:
-        return Ref2VARequest(id=runs.new_id(), **changes)
-    path = presets.find("requests", args.request)
-    return presets.load_request(path, id=runs.new_id(), changes=changes)
-
-
-def _setups(args: argparse.Namespace, request: Ref2VARequest) -> list[tuple[str, dict[str, Any]]]:
+def _setups(
+    args: argparse.Namespace, kind: Kind, plan: Plan, request: Request
+) -> list[tuple[str, dict[str, Any]]]:
     """(name, setup) of A and, where there is one, of B."""
     out = presets.user_path(args.out).absolute() if args.out else None
+    text_rows = kind.text_rows(args)
 
     def setup(place: str, subject: str, plan: Plan, weights: str | None) -> dict[str, Any]:
         folder = out / place if out else None
         families.check_pair(request, plan)
-        if not weights and not args.text_rows:
+        if not weights and not text_rows:
             place_of_files = folder or Path(tempfile.gettempdir()) / request.id
             preflight.check(request, plan, place_of_files, media=not args.no_media)
+        if not weights:
+            kind.ready(plan)
         return {
             "subject": subject,
             "plan": plain(plan),
             "request": plain(request),
-            "text_rows": args.text_rows,
+            "text_rows": text_rows,
             "weights": f"{args.random_size}:{weights}" if weights else "",
-            "decode": bool(args.text_rows) and not args.no_decode,
-            "media": not args.text_rows and not args.no_media,
+            "media": not text_rows and not args.no_media,
             "out": str(folder or ""),
             "attention": args.peer_attention,
+            **kind.setup(args),
         }
 
-    plan = presets.load_plan(presets.find("plans", args.plan))
     found = [(plan.name, setup("A", "plan", plan, args.random_weights))]
     if args.peer:
-        found.append((args.peer, setup("B", args.peer, plan, "full_bf16")))
+        found.append((args.peer, setup("B", args.peer, plan, kind.peer_weights)))
     if args.against:
         other = presets.load_plan(presets.find("plans", args.against))
         if other.device != plan.device:
@@ -222,14 +220,14 @@ def _unseen(reason: str) -> Iterator[Callable[[], dict[str, Any]]]:
 
 
 def _result(
-    args: argparse.Namespace,
-    request: Ref2VARequest,
+    kind: Kind,
+    request: Request,
     setups: list[tuple[str, dict[str, Any]]],
     measured: list[bench.Measured],
     order: str,
 ) -> dict[str, Any]:
     subjects = [
-        {**bench.summary(one), "subject": s["subject"], "weights": s["weights"], "plan": s["plan"]}
+        {**kind.summary(one), "subject": s["subject"], "weights": s["weights"], "plan": s["plan"]}
         for one, (_, s) in zip(measured, setups, strict=True)
     ]
     result = {
@@ -237,13 +235,13 @@ def _result(
         "ok": True,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "request": plain(request),
-        "text_rows": args.text_rows,
-        "rows": measured[0].rows,
+        "text_rows": setups[0][1]["text_rows"],
+        **kind.size(measured[0].rows),
         "order": order,
         "subjects": subjects,
     }
     if len(measured) > 1:
-        result["ratio"] = bench.ratios(measured[0], measured[1])
+        result["ratio"] = kind.ratios(measured[0], measured[1])
     return result
 
 

@@ -17,16 +17,19 @@ from typing import Any, TextIO
 
 import torch
 
-from runtime.bench.base import Setup, Subject, setup_of
-from runtime.layouts import Layout
+from runtime.bench.base import Subject
 from runtime.lifeline import die_with_parent
 from runtime.machine import machine
 from runtime.worker import sentence
 
-SUBJECTS = {
+SETUPS = {"h3": ("base", "setup_of"), "ltx": ("ltx_base", "ltx_setup_of")}  # by family
+SUBJECTS = {  # by the setup's kind
     "plan": ("ours", "PlanSubject"),
     "ranks": ("ranks", "RanksSubject"),
     "diffusers": ("peer", "DiffusersSubject"),
+    "ltx plan": ("ltx", "RequestSubject"),
+    "ltx sampling": ("ltx", "SamplingSubject"),
+    "ltx diffusers": ("ltx_peer", "DiffusersSubject"),
 }
 
 
@@ -35,8 +38,9 @@ def main() -> int:
     die_with_parent(os.getppid())
     answers = _own_stdout()
     try:
-        setup = setup_of(json.loads(sys.stdin.readline()))
-        subject = _load(setup)
+        told = json.loads(sys.stdin.readline())
+        setup = _named(SETUPS[told["request"].get("family", "h3")])(told)
+        subject: Subject = _named(SUBJECTS[setup.kind])(setup)
         facts = {
             **subject.facts,
             "machine": asdict(machine()),
@@ -53,11 +57,10 @@ def main() -> int:
     return 0
 
 
-def _load(setup: Setup) -> Subject:
-    several = setup.subject == "plan" and Layout.parse(setup.plan.layout).ranks > 1
-    module, name = SUBJECTS["ranks" if several else setup.subject]
-    subject: Subject = getattr(importlib.import_module(f"runtime.bench.{module}"), name)(setup)
-    return subject
+def _named(place: tuple[str, str]) -> Any:
+    """What a module of this package calls so; only what is needed is imported."""
+    module, name = place
+    return getattr(importlib.import_module(f"runtime.bench.{module}"), name)
 
 
 def _answer(subject: Subject, command: str) -> dict[str, Any]:

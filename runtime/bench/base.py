@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,26 +15,40 @@ import torch
 from runtime.checkpoints.demo import random_checkpoint
 from runtime.checkpoints.file import IndexedCheckpoint, open_file
 from runtime.checkpoints.published import FORMATS
-from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference
-from runtime.meter import Ranges, unnamed
+from runtime.clock import DENOISE, END_TO_END
+from runtime.layouts import Layout
+from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference, StageTime
+from runtime.meter import ALL_COMMUNICATION, PARTS, Ranges, unnamed
 
 SIZES = ("full", "tiny")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """One subject and what it is to do in each turn."""
+class Work:
+    """One subject and what it is to do in each turn, whatever its family."""
 
     subject: str  # plan | diffusers
     plan: Plan
-    request: Ref2VARequest
-    text_rows: int  # random conditioning of so many words and one picture; 0: the request's own
+    text_rows: int  # random conditioning of so many words; 0: the request's own
     weights: str  # "SIZE:FORMAT" of random weights; "": the plan's files
-    decode: bool  # each turn also decodes what it sampled
     media: bool  # a turn of the request's own conditioning writes an mp4
     out: Path  # where such turns keep what they write; Path(): it is removed
     attention: str  # of diffusers
     scratch: Path = Path()  # of temporary files, removed by whoever made it; Path(): the system's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup(Work):
+    """Of H3: with text rows there is one picture beside the words."""
+
+    request: Ref2VARequest
+    decode: bool  # each turn also decodes what it sampled
+
+    @property
+    def kind(self) -> str:
+        """Which subject runs it, of runtime.bench.__main__."""
+        several = self.subject == "plan" and Layout.parse(self.plan.layout).ranks > 1
+        return "ranks" if several else self.subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +67,11 @@ class Turn:
 class Subject(Protocol):
     """Something loaded that can take turns; the first is the warm-up."""
 
-    rows: int  # S; 0: not known before the first turn
     facts: Mapping[str, Any]
+
+    @property
+    def rows(self) -> object:
+        """S of H3, 0: not known before the first turn; of LTX a ltx_base.Size of each stage."""
 
     def turn(self) -> Turn:
         """Returns once the device has done it all."""
@@ -62,25 +81,29 @@ class Subject(Protocol):
 
 
 def setup_of(told: Mapping[str, Any]) -> Setup:
-    """The setup from its JSON."""
-    plan, request = dict(told["plan"]), dict(told["request"])
+    """The setup of H3 from its JSON."""
+    request = dict(told["request"])
+    request["references"] = tuple(_reference(one) for one in request["references"])
+    return Setup(**work_of(told), request=Ref2VARequest(**request), decode=told["decode"])
+
+
+def work_of(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What setups of all families have, by field."""
+    plan = dict(told["plan"])
     files = dict(plan["models"])
     layers = files.pop("deepstack_layers")
     paths = {role: None if path is None else Path(path) for role, path in files.items()}
     plan["models"] = ModelFiles(deepstack_layers=tuple(layers), **paths)  # type: ignore[arg-type]
-    request["references"] = tuple(_reference(one) for one in request["references"])
-    return Setup(
-        subject=told["subject"],
-        plan=Plan(**plan),
-        request=Ref2VARequest(**request),
-        text_rows=told["text_rows"],
-        weights=told["weights"],
-        decode=told["decode"],
-        media=told["media"],
-        out=Path(told["out"]),
-        attention=told["attention"],
-        scratch=Path(told.get("scratch", "")),
-    )
+    return {
+        "subject": told["subject"],
+        "plan": Plan(**plan),
+        "text_rows": told["text_rows"],
+        "weights": told["weights"],
+        "media": told["media"],
+        "out": Path(told["out"]),
+        "attention": told["attention"],
+        "scratch": Path(told.get("scratch", "")),
+    }
 
 
 def _reference(told: Mapping[str, Any]) -> Reference:
@@ -111,6 +134,38 @@ def opener(weights: str) -> Callable[[Path, str], IndexedCheckpoint]:
         return random_checkpoint(role, size=size, format=stored)
 
     return opened
+
+
+@contextmanager
+def folder_of(work: Work, turn: int) -> Iterator[Path]:
+    """Of one turn; a temporary one is removed after the time has been taken."""
+    if work.out != Path():
+        folder = work.out / f"turn_{turn}"
+        folder.mkdir(parents=True)
+        yield folder
+        return
+    place = None if work.scratch == Path() else work.scratch
+    with tempfile.TemporaryDirectory(prefix="h3-bench-", dir=place) as made:
+        yield Path(made)
+
+
+def turn_of(times: tuple[StageTime, ...], seconds: float, allocated: int, reserved: int) -> Turn:
+    """Stages summed by name; steps and their parts in order."""
+    stages: dict[str, float] = {}
+    parts: dict[str, list[float]] = {}
+    for one in times:
+        if one.step >= 0 and one.stage in (*PARTS, ALL_COMMUNICATION):
+            parts.setdefault(one.stage, []).append(one.seconds)
+        elif one.stage not in (DENOISE, END_TO_END):
+            stages[one.stage] = stages.get(one.stage, 0.0) + one.seconds
+    return Turn(
+        seconds=seconds,
+        steps=tuple(one.seconds for one in times if one.stage == DENOISE),
+        parts={name: tuple(values) for name, values in parts.items()},
+        stages=stages,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+    )
 
 
 def named(device: torch.device) -> Ranges:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +14,12 @@ import torch
 from runtime.bench.base import (
     Setup,
     Turn,
+    folder_of,
     named,
     opener,
     peak_of_process,
     peak_reserved_bytes,
+    turn_of,
 )
 from runtime.bench.profile import profiled, tell
 from runtime.clock import DENOISE, END_TO_END, StageClock
@@ -30,8 +31,8 @@ from runtime.h3.step_bytes import step_bytes
 from runtime.h3.synthetic import synthetic_conditioning
 from runtime.layouts import guided
 from runtime.media.tensors import write_safetensors_atomic
-from runtime.messages import Event, Note, StageTime
-from runtime.meter import ALL_COMMUNICATION, PARTS, Ranges
+from runtime.messages import Event, Note
+from runtime.meter import Ranges
 from runtime.parallel.volume import Moved
 from runtime.team import ALONE, Team
 
@@ -96,16 +97,10 @@ class PlanSubject:
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
-        """Of one turn; a temporary one is removed after the time has been taken."""
+        """Of one turn."""
         self._turns += 1
-        if self._setup.out != Path():
-            folder = self._setup.out / f"turn_{self._turns}"
-            folder.mkdir(parents=True)
+        with folder_of(self._setup, self._turns) as folder:
             yield folder
-            return
-        place = None if self._setup.scratch == Path() else self._setup.scratch
-        with tempfile.TemporaryDirectory(prefix="h3-bench-", dir=place) as made:
-            yield Path(made)
 
     def _turn(self, setup: Setup, ranges: Ranges, out: Path) -> Turn:
         clock = StageClock(self._device, rank=self._pipeline.team.rank, ranges=ranges)
@@ -158,25 +153,6 @@ def _sides(setup: Setup, text_dim: int) -> list[Conditioning]:
             )
         )
     return sides
-
-
-def turn_of(times: tuple[StageTime, ...], seconds: float, allocated: int, reserved: int) -> Turn:
-    """Stages summed by name; steps and their parts in order."""
-    stages: dict[str, float] = {}
-    parts: dict[str, list[float]] = {}
-    for one in times:
-        if one.step >= 0 and one.stage in (*PARTS, ALL_COMMUNICATION):
-            parts.setdefault(one.stage, []).append(one.seconds)
-        elif one.stage not in (DENOISE, END_TO_END):
-            stages[one.stage] = stages.get(one.stage, 0.0) + one.seconds
-    return Turn(
-        seconds=seconds,
-        steps=tuple(one.seconds for one in times if one.stage == DENOISE),
-        parts={name: tuple(values) for name, values in parts.items()},
-        stages=stages,
-        peak_allocated_bytes=allocated,
-        peak_reserved_bytes=reserved,
-    )
 
 
 def _never() -> bool:

@@ -19,8 +19,8 @@ from runtime.bench.base import (
     opener,
     peak_of_process,
     peak_reserved_bytes,
+    turn_of,
 )
-from runtime.bench.ours import turn_of
 from runtime.bench.profile import profiled, tell
 from runtime.checkpoints.base import Checkpoint
 from runtime.clock import DENOISE, VIDEO_VAE_DECODE, StageClock

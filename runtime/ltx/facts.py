@@ -24,9 +24,7 @@ def resolve(plan: Plan, checkpoint: LTXCheckpoint, device: torch.device) -> dict
     census, on_gpu = checkpoint.census, device.type == "cuda"
     told = {
         "torch": str(torch.__version__),  # its own type would load torch where it is unpickled
-        "comfy-kitchen": importlib.metadata.version("comfy-kitchen"),
-        "diffusers": importlib.metadata.version("diffusers"),
-        "transformers": importlib.metadata.version("transformers"),
+        **{name: _version(name) for name in ("comfy-kitchen", "diffusers", "transformers")},
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "cuda": str(torch.version.cuda),
         "driver": (driver() or "not reported") if on_gpu else "none",
@@ -82,3 +80,11 @@ def licence(census: Census) -> str:
 def is_random(census: Census) -> bool:
     """Written by make-demo, or made by a benchmark."""
     return census.license == RANDOM_WEIGHTS
+
+
+def _version(package: str) -> str:
+    """The denoiser alone needs neither diffusers nor transformers."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

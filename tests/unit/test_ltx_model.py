@@ -9,61 +9,21 @@ import torch
 from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor
 
+from runtime.bench.ltx_peer import diffusers_twin, own_times
 from runtime.ltx.forms import COMFY, MODEL, Form
 from runtime.ltx.layers import rotated
 from runtime.ltx.model import LTXModel
 from runtime.ltx.modulation import TokenRows, TokenTimes, distinct
 from runtime.ltx.packing import Rotation, rope_tables
 from runtime.ltx.published import denoiser as published_names
-from tests.ltx_parts import FPS, SHAPE, diffusers_name, inputs, run, tiny_config, tiny_model
+from tests.ltx_parts import FPS, SHAPE, inputs, run, tiny_config, tiny_model
 
 HALF = torch.bfloat16
 
 
 def theirs(model: LTXModel) -> LTX2VideoTransformer3DModel:
-    """diffusers' module with the weights of ours."""
-    config = model.config
-    twin = LTX2VideoTransformer3DModel(
-        in_channels=config.in_channels,
-        out_channels=config.out_channels,
-        num_attention_heads=config.num_attention_heads,
-        attention_head_dim=config.attention_head_dim,
-        cross_attention_dim=config.cross_attention_dim,
-        audio_in_channels=config.audio_in_channels,
-        audio_out_channels=config.audio_out_channels,
-        audio_num_attention_heads=config.audio_num_attention_heads,
-        audio_attention_head_dim=config.audio_attention_head_dim,
-        audio_cross_attention_dim=config.audio_cross_attention_dim,
-        num_layers=config.num_layers,
-        caption_channels=config.caption_channels,
-        rope_type="split",
-        rope_double_precision=True,
-        gated_attn=True,
-        audio_gated_attn=True,
-        cross_attn_mod=True,
-        audio_cross_attn_mod=True,
-        use_prompt_embeddings=False,
-        ff_bias=config.ff_bias,
-        audio_ff_bias=config.audio_ff_bias,
-        use_prompt_adaln_single=True,
-        use_keyframes_abs_pos_embedding=True,
-    )
-    weights = {diffusers_name(name): value for name, value in model.state_dict().items()}
-    twin.load_state_dict(weights)
-    return twin.to(model.dtype).eval()
-
-
-def own_times(twin: LTX2VideoTransformer3DModel) -> LTX2VideoTransformer3DModel:
-    """The model's modulation of the AV attentions: scale and shift by the stream's own times."""
-    seen: dict[str, Any] = {}
-    for stream, head in (("video", twin.time_embed), ("audio", twin.audio_time_embed)):
-        head.register_forward_pre_hook(lambda _, args, s=stream: seen.__setitem__(s, args[0]))
-    for stream, head in (
-        ("video", twin.av_cross_attn_video_scale_shift),
-        ("audio", twin.av_cross_attn_audio_scale_shift),
-    ):
-        head.register_forward_pre_hook(lambda _, args, s=stream: (seen[s], *args[1:]))
-    return twin
+    """diffusers' module with the weights of ours, as shipped."""
+    return diffusers_twin(model, model.dtype)
 
 
 def reference(

@@ -422,10 +422,6 @@ def test_a_job_of_ltx_runs_beside_one_of_h3(console: Console, web: TestClient) -
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (
-            "bench --text-rows 300 --random-weights pruned_nvfp4 --random-size tiny",
-            "for MiniMax H3 and plan mine runs LTX-2.5",
-        ),
         ("sweep --text-rows 300", "for MiniMax H3 and plan mine runs LTX-2.5"),
         ("gate --against baseline", "plans of family h3 alone, and plan mine is of family ltx"),
     ],

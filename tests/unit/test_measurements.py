@@ -40,7 +40,8 @@ def test_a_bench_is_told_in_the_words_of_a_sweep(tmp_path: Path) -> None:
     measurements.keep(tmp_path, bench())
     (told,) = measurements.listed(tmp_path, NONE)
     assert [one["name"] for one in told["subjects"]] == ["a", "b"]
-    assert told["ratio"]["step"] == 1.5
+    (ratio,) = told["ratios"]
+    assert (ratio["of"], ratio["first"], ratio["second"], ratio["step"]) == ("", "a", "b", 1.5)
     assert told["subjects"][0]["efficiency"] is None  # nothing is scaled
 
 
