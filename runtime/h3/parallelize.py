@@ -117,7 +117,8 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     shared, gathered = RowShares(), False
     for block in model.blocks:
         assert isinstance(block, Block)
-        ulysses = Ulysses(block.attn.attend, mesh.rows, shared, wait)
+        ops = block.attn.ops
+        ulysses = Ulysses(block.attn.attend, mesh.rows, shared, wait, copy=ops.copy)
         block.attn.attend = ulysses
         overlap(block.attn, ulysses)
         gathered = gather_rows(block.attn, ulysses, PackedGather(mesh.rows, shared, wait), mesh)

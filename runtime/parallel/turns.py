@@ -7,7 +7,7 @@ one message, P ranks, d head dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -35,6 +35,7 @@ class Run(NamedTuple):
         return heads.unflatten(-2, (self.ranks, self.whole))[..., self.start : self.stop, :]
 
 
+Copy = Callable[[Tensor, Tensor], object]  # into, source: of one shape, any strides
 Turn = tuple[Run, ...]  # one message of every rank: the runs in the order of the ranks
 
 
@@ -76,22 +77,22 @@ def counts_of(turn: Turn) -> list[int]:
     return [run.each for run in turn for _ in range(run.ranks)]
 
 
-def pack(x_RAHd: Tensor, turn: Turn) -> Tensor:
+def pack(x_RAHd: Tensor, turn: Turn, copy: Copy = Tensor.copy_) -> Tensor:
     """[R, A, H, d] of any strides -> one vector: for each rank its [R, A, h, d]."""
     rows, parts, _, width = x_RAHd.shape
     packed = x_RAHd.new_empty(rows * parts * sum(counts_of(turn)) * width)
     for run, piece in _pieces(packed, turn, rows * parts * width):
-        piece.view(run.ranks, rows, parts, run.each, width).copy_(
-            run.of(x_RAHd).permute(2, 0, 1, 3, 4)
-        )
+        into = piece.view(run.ranks, rows, parts, run.each, width)
+        copy(into, run.of(x_RAHd).permute(2, 0, 1, 3, 4))
     return packed
 
 
-def unpack(packed: Tensor, turn: Turn, into_RHd: Tensor) -> None:
+def unpack(packed: Tensor, turn: Turn, into_RHd: Tensor, copy: Copy = Tensor.copy_) -> None:
     """One vector with each rank's [R, h, d] -> these heads of [R, H, d]."""
     rows, _, width = into_RHd.shape
     for run, piece in _pieces(packed, turn, rows * width):
-        run.of(into_RHd).copy_(piece.view(run.ranks, rows, run.each, width).transpose(0, 1))
+        piece_RPhd = piece.view(run.ranks, rows, run.each, width).transpose(0, 1)
+        copy(run.of(into_RHd), piece_RPhd)
 
 
 def _pieces(packed: Tensor, turn: Sequence[Run], of_a_head: int) -> Iterator[tuple[Run, Tensor]]:

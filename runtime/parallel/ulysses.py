@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.kernels.attention.base import Attend
 from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.turns import Turn, counts_of, pack, turns, unpack
+from runtime.parallel.turns import Copy, Turn, counts_of, pack, turns, unpack
 
 CHUNKS = 2  # of each rank's heads: one is on its way while attention runs on the other
 
@@ -32,14 +32,21 @@ class RowShares:
 class Ulysses:
     """An Attend over one rank's rows, from one over all rows.
 
-    wait: how the end of an exchange is waited for (Exchange.wait, measured or not).
+    wait: how the end of an exchange is waited for (Exchange.wait, measured or not). copy: makes and
+    opens messages.
     """
 
     def __init__(
-        self, attend: Attend, group: Group, rows: RowShares, wait: Wait, chunks: int = CHUNKS
+        self,
+        attend: Attend,
+        group: Group,
+        rows: RowShares,
+        wait: Wait,
+        chunks: int = CHUNKS,
+        copy: Copy = Tensor.copy_,
     ) -> None:
         self._attend, self._group, self._rows = attend, group, rows
-        self._wait, self._chunks = wait, chunks
+        self._wait, self._chunks, self._copy = wait, chunks, copy
 
     def __call__(self, q_BHRd: Tensor, k_BHRd: Tensor, v_BHRd: Tensor) -> Tensor:
         """[1, H, R, d] views of one buffer -> [1, R, H*d]."""
@@ -57,7 +64,7 @@ class Ulysses:
         heads = counts_of(turn)
         own = 3 * heads[self._group.rank] * width
         return self._group.exchange(
-            pack(qkv_R3Hd, turn),
+            pack(qkv_R3Hd, turn, self._copy),
             [num_rows * 3 * count * width for count in heads],
             [rows * own for rows in self._rows.counts],
         )
@@ -110,7 +117,7 @@ class Ulysses:
         first, num_rows = back[0].sent, self._rows.counts[self._group.rank]
         out_RHd = torch.empty(num_rows, num_heads, width, dtype=first.dtype, device=first.device)
         for exchange, turn in zip(back, order, strict=True):
-            unpack(self._wait(exchange), turn, out_RHd)
+            unpack(self._wait(exchange), turn, out_RHd, self._copy)
         return out_RHd.flatten(1)[None]
 
 
