@@ -96,6 +96,7 @@ _CASE = (
     "<div class='pa-bars'><div class='switch pa-which' role='group' aria-label='Replay'>"
     "<button type='button' data-run='free' aria-pressed='true'>Free run</button>"
     "<button type='button' data-run='staged' aria-pressed='false'>Staged</button></div>"
+    "<div class='switch pa-form' role='group' aria-label='Form of the computation' hidden></div>"
     "<div class='switch pa-metric' role='group' aria-label='Figure'>"
     "<button type='button' data-metric='relative_l2' aria-pressed='true'>rel. L2</button>"
     "<button type='button' data-metric='max_abs' aria-pressed='false'>max</button>"

@@ -22,15 +22,19 @@ const gateOf = (d) => (d.limit ? d.limit + (d.limit_relative_l2 ? ' ' + d.limit_
 
 const PLOTTED = /^(x|denoised|velocity)/;
 
+// A golden of LTX holds the same steps in several forms of the computation: "model_pre_a2v.step.0.x.video".
+const formOf = (d) => (/^(.+?)\.step\.\d+\./.exec(d.name || '') || ['', ''])[1];
+
 // The golden's file: copies of one case differ by it.
 const nameOf = (result) => (result.golden || result.case).replace(/^checkout\//, '');
 
 function caseView(root) {
   const find = (css) => root.querySelector(css);
-  let details = [], run = 'free', metric = 'relative_l2', part = 'video';
+  let details = [], run = 'free', metric = 'relative_l2', part = 'video', form = '';
 
   const ofRun = () => details.filter((d) => d.run === run);
-  const steps = (which) => ofRun().filter((d) => d.step !== null && d.part === which && PLOTTED.test(d.quantity));
+  const stepped = (d) => d.step !== null && PLOTTED.test(d.quantity);
+  const steps = (which) => ofRun().filter((d) => stepped(d) && d.part === which && formOf(d) === form);
 
   function press(group, attribute, value) {
     for (const b of find(group).querySelectorAll('button')) b.setAttribute('aria-pressed', String(b.dataset[attribute] === value));
@@ -46,7 +50,8 @@ function caseView(root) {
     if (!d) { line.append('every tensor is bit-equal.'); return line; }
     line.append(d.passed ? 'first difference at ' : 'first divergence beyond its gate at ');
     if (d.step !== null) line.append(h3.make('b', '', 'step ' + (d.step + 1)), ', ');
-    const place = d.stage === 'step_' + String(d.step).padStart(2, '0') ? d.quantity + ' of the ' + (d.part || 'network') : d.stage;
+    const own = /^step[_ ]0*(\d+)$/.exec(d.stage);
+    const place = own && Number(own[1]) === d.step ? d.quantity + ' of the ' + (d.part || 'network') : stageName(d.stage);
     const tensor = h3.make('code', '', d.name);
     tensor.title = 'The tensor of the golden, whose names count steps from 0';
     line.append('stage ', h3.make('b', '', place), ' (', tensor, '): ');
@@ -120,7 +125,7 @@ function caseView(root) {
       const line = { type: 'line', xref: 'paper', x0: 0, x1: 1, y0: at, y1: at, line: { color: h3.colour('good'), width: 1, dash: 'dot' } };
       const equal = rows.some((d) => d.equal);
       h3.plot(div, traces(rows, at), {
-        height: 270, uirevision: run + metric, hovermode: 'closest', showlegend: true,
+        height: 270, uirevision: run + metric + form, hovermode: 'closest', showlegend: true,
         margin: { l: 62, r: 60, t: 10, b: 40 },
         xaxis: { title: { text: 'step' }, dtick: rows.length > 60 ? undefined : 1, tickformat: 'd' },
         yaxis: { type: log ? 'log' : 'linear', title: { text: METRICS[metric][0] }, exponentformat: 'power', dtick: log ? Math.max(1, Math.ceil(decades / 7)) : undefined },
@@ -166,7 +171,7 @@ function caseView(root) {
     }));
   }
 
-  const stageName = (stage) => stage.replace(/^step_(\d+)$/, (_, digits) => 'step ' + (Number(digits) + 1));
+  const stageName = (stage) => stage.replace(/^step[_ ](\d+)(?=$| )/, (_, digits) => 'step ' + (Number(digits) + 1));
 
   function stageTable() {
     const stages = new Map();
@@ -183,7 +188,22 @@ function caseView(root) {
     }));
   }
 
+  // The forms of this replay, the model's own first; one is shown at a time.
+  function forms() {
+    const found = [...new Set(ofRun().filter(stepped).map(formOf))].sort((a, b) => b.startsWith('model') - a.startsWith('model') || a.localeCompare(b));
+    if (!found.includes(form)) form = found[0] || '';
+    const box = find('.pa-form');
+    box.hidden = found.length < 2;
+    box.replaceChildren(...found.map((name) => {
+      const node = h3.button('', name, '');
+      node.dataset.form = name;
+      return node;
+    }));
+    press('.pa-form', 'form', form);
+  }
+
   function draw() {
+    forms();
     press('.pa-which', 'run', run);
     press('.pa-metric', 'metric', metric);
     press('.pa-part', 'part', part);
@@ -193,9 +213,10 @@ function caseView(root) {
   }
 
   find('.pa-bars').addEventListener('click', (event) => {
-    const { run: which, metric: chosen } = event.target.dataset;
-    if (!which && !chosen) return;
+    const { run: which, metric: chosen, form: other } = event.target.dataset;
+    if (!which && !chosen && !other) return;
     run = which || run;
+    form = other || form;
     metric = chosen || metric;
     draw();
   });
