@@ -42,7 +42,7 @@
       h3.make('ul', 'lic-terms', '', ...lines), saysFile(state), check,
       ...(admin ? [] : [h3.make('p', 'note', 'Only an admin of this console may acknowledge it, for everybody who uses this machine.')]),
       error, h3.make('div', 'lic-acts', '', no, yes));
-    document.querySelector('.gradio-container').append(dialog); // Gradio keeps the page's rules to it
+    document.querySelector('.gradio-container .contain').append(dialog); // Gradio keeps the page's rules to it
 
     async function accept() {
       yes.disabled = true;
