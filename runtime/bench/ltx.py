@@ -111,8 +111,8 @@ class SamplingSubject(Subject):
         super().__init__(setup)
         checkpoint = opened(setup.plan, setup.weights)
         began = time.perf_counter()
-        self._denoiser = Denoiser(setup.plan, checkpoint, self.device)
-        report = self._denoiser.load(lambda done, total: None)
+        self._denoiser = Denoiser(setup.plan, checkpoint.census.config, self.device)
+        report = self._denoiser.load(checkpoint, lambda done, total: None)
         config, seed = self._denoiser.config, setup.request.seed
         self._conditioning = random_conditioning(
             config, setup.text_rows, seed, self._denoiser.dtype

@@ -72,8 +72,9 @@ class DiffusersSubject:
             torch.set_num_threads(setup.plan.threads)
         began = time.perf_counter()
         plan = replace(setup.plan, attention="sdpa", kernel_times=False, weights="packed")
-        ours = Denoiser(plan, opened(plan, setup.weights), self.device)
-        ours.load(lambda done, total: None)
+        checkpoint = opened(plan, setup.weights)
+        ours = Denoiser(plan, checkpoint.census.config, self.device)
+        ours.load(checkpoint, lambda done, total: None)
         self._dtype = DTYPES[plan.dtype]
         self.model = own_times(diffusers_twin(ours.model, self._dtype))
         self.model.set_attention_backend(setup.attention)

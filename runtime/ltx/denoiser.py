@@ -14,6 +14,7 @@ from runtime.clock import DENOISE, UPSAMPLE
 from runtime.kernels.linear.packed import PackedLinear
 from runtime.ltx.attention import load_ltx_attention
 from runtime.ltx.conditioning import Conditioning
+from runtime.ltx.config import LTXConfig
 from runtime.ltx.denoise import Evaluate, StepResult, Velocity
 from runtime.ltx.forms import FORMS
 from runtime.ltx.job import Job
@@ -39,19 +40,19 @@ class Denoiser:
 
     model: LTXModel
 
-    def __init__(self, plan: Plan, checkpoint: LTXCheckpoint, device: torch.device) -> None:
+    def __init__(self, plan: Plan, config: LTXConfig, device: torch.device) -> None:
         """Unavailable or ValueError for an attention that cannot run here."""
-        self.plan, self.device, self._checkpoint = plan, device, checkpoint
-        self.config, self.dtype = checkpoint.census.config, DTYPES[plan.dtype]
+        self.plan, self.config, self.device = plan, config, device
+        self.dtype = DTYPES[plan.dtype]
         self.meter = StepMeter(device) if plan.kernel_times else None
-        attend = load_ltx_attention(plan.attention, self.config, device, self.dtype)
+        attend = load_ltx_attention(plan.attention, config, device, self.dtype)
         self._attend = attend if self.meter is None else self.meter.wrap(ATTENTION, attend)
 
-    def load(self, progress: Callable[[int, int], None]) -> LoadReport:
-        """Onto the device; as load_denoiser."""
+    def load(self, checkpoint: LTXCheckpoint, progress: Callable[[int, int], None]) -> LoadReport:
+        """The weights of a checkpoint of that config onto the device; as load_denoiser."""
         plan = self.plan
         self.model, report = load_denoiser(
-            self._checkpoint,
+            checkpoint,
             self._attend,
             device=self.device,
             dtype=self.dtype,

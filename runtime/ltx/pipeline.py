@@ -57,9 +57,9 @@ class Pipeline:
         started = time.perf_counter()
         checkpoint = open_denoiser(files.dit, plan.ltx_nvfp4_order)
         self.census, self.config = checkpoint.census, checkpoint.census.config
-        self.denoiser = Denoiser(plan, checkpoint, self.device)
+        self.denoiser = Denoiser(plan, self.config, self.device)
         self.text = TextSide(plan, checkpoint, self.device, dtype, progress)
-        of_denoiser = self.denoiser.load(partial(progress, "load denoiser"))
+        of_denoiser = self.denoiser.load(checkpoint, partial(progress, "load denoiser"))
         vae_dtype = DTYPES[plan.video_vae_dtype]
         with _told(progress, "load video VAE"):
             self.video_vae, of_video = load_video_vae(

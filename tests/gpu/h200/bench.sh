@@ -13,6 +13,7 @@ fi
 out="${OUT:-/tmp/h3-out}"; mkdir -p "$out" /tmp/h3-plans
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 
+P=/tmp/h3-plans
 plan() { # plan NAME 'field = value'...: over the exact plan of this card; the weights are random
   local file="/tmp/h3-plans/$1.toml"
   python3 - "$file" "${@:2}" <<'PY'
@@ -29,6 +30,10 @@ models = [f'{role} = "random"' for role in ("dit", "text_encoder", "video_vae", 
 lines = [f"{key} = {value}" for key, value in fields.items()]
 open(sys.argv[1], "w").write("\n".join([*lines, "[models]", *models]) + "\n")
 PY
+}
+
+ltx_request() { # ltx_request WIDTH HEIGHT FRAMES: a file of that size
+  printf 'family = "ltx"\nprompt = ""\nwidth = %s\nheight = %s\nframes = %s\nfps = 24\n' "$@" > "$P/ltx_$1.request.toml"
 }
 
 bench() { # bench CASE SECONDS options...
@@ -48,11 +53,13 @@ except (IndexError, ValueError):
     told = {}
 def short(value):
     return [round(value[key], 4) for key in ("median", "min", "max")]
+def steps(of):
+    return {"step": short(of["step_seconds"]),
+            "parts": {part: round(own["median"], 4) for part, own in of["parts"].items()}}
 subjects = [
     {
         "name": one["name"],
-        "step": short(one["step_seconds"]),
-        "parts": {part: round(own["median"], 4) for part, own in one["parts"].items()},
+        **({f"stage {of['stage']}": steps(of) for of in one["sampling"]} if "sampling" in one else steps(one)),
         "stages": {stage: short(own) for stage, own in one["stages"].items()},
         "outside": round(one["outside_seconds"]["median"], 3),
         "load": round(one["load_seconds"], 1),
@@ -65,14 +72,16 @@ subjects = [
     }
     for one in told.get("subjects", ())
 ]
-ratio = {k: told["ratio"][k] if k == "step" else short(told["ratio"][k]) for k in told.get("ratio", ())}
-print(json.dumps({"case": name, "rc": int(rc), "s": int(seconds), "S": told.get("rows"),
+def of_step(ratio):
+    return {k: ratio[k] if k == "step" else short(ratio[k]) for k in ratio}
+ratio = told.get("ratio", {})
+ratio = of_step(ratio) if "step" in ratio else {stage: of_step(own) for stage, own in ratio.items()}
+print(json.dumps({"case": name, "rc": int(rc), "s": int(seconds), "S": told.get("rows", told.get("tokens")),
                   "order": told.get("order"), "ratio": ratio, "subjects": subjects,
                   **({} if subjects else {"reason": told.get("reason", "")})}), flush=True)
 PY
 }
 
-P=/tmp/h3-plans
 plan exact
 plan exact_flash attention=sdpa
 plan eager elementwise=eager
@@ -93,8 +102,17 @@ plan vae_tiles1 elementwise=eager vae_tiles=1
 plan vae_fp32 video_vae_dtype=fp32
 plan resident attention=fa4 text_encoder=resident
 
+for measured in false true; do # stage 1 is bound by the CPU that launches: timing its calls would slow ours alone
+  printf '%s\n' 'family = "ltx"' 'device = "cuda"' 'dtype = "bf16"' 'attention = "sdpa_cudnn"' 'video_vae_dtype = "bf16"' \
+    "kernel_times = $measured" '[models]' 'dit = "random"' 'text_encoder = "random"' 'video_vae = "random"' \
+    'audio_vae = "random"' > "$P/ltx_$measured.toml"
+done
+ltx_request 768 512 97
+ltx_request 1280 704 121
+
 media=(); python3 -c 'import av' 2> /dev/null || media=(--no-media)  # carried with WITH_AV=1
 bf16=(--text-rows 300 --random-weights pruned_bf16)
+ltx=(--random-weights bf16 --random-size full --no-decode)
 declare -A run=(
   [exact]='bench exact 110 --plan $P/exact.toml "${bf16[@]}" --runs 4'
   [peer]='bench peer 170 --plan $P/exact.toml --peer diffusers "${bf16[@]}" --runs 3'
@@ -115,12 +133,16 @@ declare -A run=(
   [vae]='bench vae 120 --plan $P/vae_tiles1.toml --against $P/exact.toml "${bf16[@]}" --steps 1'
   [vae_fp32]='bench vae_fp32 150 --plan $P/vae_fp32.toml "${bf16[@]}" --steps 1 --runs 2'
   [repeat]='bench repeat 200 --plan $P/resident.toml --request reference_960x544_124f --steps 2 --random-weights pruned_nvfp4 ${media[@]+"${media[@]}"} --repeat-request'
+  [ltx]='bench ltx_768 150 --plan $P/ltx_false.toml --peer diffusers "${ltx[@]}" --request $P/ltx_768.request.toml --runs 3
+    bench ltx_1280 170 --plan $P/ltx_false.toml --peer diffusers "${ltx[@]}" --request $P/ltx_1280.request.toml --runs 3'
+  [ltx_parts]='bench ltx_parts 170 --plan $P/ltx_true.toml --against $P/ltx_true.toml --against-weights nvfp4 "${ltx[@]}" --request $P/ltx_1280.request.toml --runs 2'
   [profile]='bench profile 120 --plan $P/exact.toml "${bf16[@]}" --no-decode --runs 1 --profile'
   [profile_peer]='bench profile_peer 170 --plan $P/exact.toml --peer diffusers "${bf16[@]}" --no-decode --runs 1 --profile'
   [profile_fp8]='bench profile_fp8 120 --plan $P/fp8_rowwise_fa4.toml "${bf16[@]}" --no-decode --runs 1 --profile'
 )
 order=(peer fa4 fp8_rowwise fp8_tensorwise nvfp4 nvfp4_memory full vae vae_fp32 profile profile_fp8 repeat graphs
-  elementwise sage2 fp8_sage2 low peer_native ck_int8 sol exact profile_peer)
+  elementwise sage2 fp8_sage2 low peer_native ck_int8 sol exact profile_peer ltx
+  ltx_parts)
 for name in "${@:-${order[@]}}"; do
   if [ -z "${run[$name]:-}" ]; then echo "no case $name; there are ${order[*]}"; exit 2; fi
   eval "${run[$name]}"
