@@ -24,6 +24,18 @@ text_encoder = "random"
 video_vae = "random"
 audio_vae = "random"
 """
+LTX_PLAN = """
+family = "ltx"
+device = "cuda"
+dtype = "bf16"
+attention = "sdpa"
+video_vae_dtype = "bf16"
+[models]
+dit = "random"
+text_encoder = "random"
+video_vae = "random"
+audio_vae = "random"
+"""
 TINY = ("--request", "demo", "--text-rows", "40", "--random-size", "tiny", "--runs", "2")
 
 
@@ -66,6 +78,26 @@ def test_diffusers_takes_turns_with_us(tmp_path: Path, capsys: pytest.CaptureFix
     found = told(tmp_path, capsys, *peer, weights="full_bf16")
     assert found["order"] == "A B A B"
     assert len({one["rows"] for one in found["subjects"]}) == 1
+
+
+def test_ltx_tells_the_steps_of_its_two_stages_with_parts_profile_and_peer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("diffusers")
+    plan = tmp_path / "ltx.toml"
+    plan.write_text(LTX_PLAN)
+    asked = ["--plan", str(plan), "--request", "ltx_demo", "--random-weights", "bf16"]
+    asked += ["--random-size", "tiny", "--runs", "2", "--profile", "--no-decode"]
+    asked += ["--peer", "diffusers", "--peer-attention", "native"]
+    assert main(["bench", *asked, "--store", str(tmp_path / "runs")]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for one in found["subjects"]:
+        assert 0 < one["peak_allocated_bytes"] <= one["peak_reserved_bytes"]
+        assert [of["step_seconds"]["n"] for of in one["sampling"]] == [16, 6]
+        assert all(of["profile"]["seconds"]["GEMM"] > 0 for of in one["sampling"])
+    for of in found["subjects"][0]["sampling"]:
+        parts = sum(part["median"] for part in of["parts"].values())
+        assert parts == pytest.approx(of["step_seconds"]["median"], rel=0.5)
 
 
 def test_the_selftest_passes_on_this_gpu(
