@@ -104,14 +104,14 @@ class RawClips:
 
     def help_out(self, team: Team, timed: Timed) -> None:
         """As another rank than 0: decodes its share of the batches for rank 0, which joins them."""
-        help_out(team, len(self._batches), self._batch, timed)
+        help_out(team, len(self._batches), self._decoded, timed)
 
     def _tiles(self) -> Iterator[Tensor]:
         if self._conductor is None:
             batches: Iterator[Tensor] = map(self._batch, range(len(self._batches)))
         else:
             sizes = [len(batch) for batch in self._batches]
-            batches = self._conductor.batches(sizes, self._batch)
+            batches = self._conductor.batches(sizes, self._decoded, self._stop_if_cancelled)
         total, done = sum(map(len, self._batches)), 0
         # no name of a batch of its own: it would keep one alive while the next one is decoded
         for tiles in map(_split, batches):
@@ -123,9 +123,15 @@ class RawClips:
             del tiles, tile
 
     def _batch(self, number: int) -> Tensor:
-        watch = self._watch
-        if watch.cancelled():
+        self._stop_if_cancelled()
+        return self._decoded(number)
+
+    def _stop_if_cancelled(self) -> None:
+        if self._watch.cancelled():
             raise Cancelled
+
+    def _decoded(self, number: int) -> Tensor:
+        watch = self._watch
         parts = [place.of(self._z) for place in self._batches[number]]
         for i, part in enumerate(parts):
             tapped(watch.on_tap, f"clip_{number * self._at_once + i}/z", part)

@@ -20,37 +20,49 @@ Timed = Callable[[], AbstractContextManager[None]]
 class Conductor:
     """Rank 0: it announces each round, in which every rank decodes one batch.
 
-    Used as a context: at its end, whatever ended it, the other ranks are sent home, and the clock
-    hears what each of them measured of the request.
+    Used as a context: at its end the other ranks are sent home, and the clock hears what each of
+    them measured of the request. Not after a round that rank 0 could not end: they stand in a send
+    that it never receives, so they hear nothing, and the engine ends them.
     """
 
     def __init__(self, team: Team, clock: StageClock) -> None:
         self._team, self._clock = team, clock
+        self._in_round = False
 
     def __enter__(self) -> Conductor:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._in_round:
+            return
         self._team.share(lambda: -1)
         for times in self._team.collect(()):
             self._clock.hear(times)
 
-    def batches(self, sizes: list[int], decode: Decode) -> Iterator[Tensor]:
-        """Raw tiles of every batch in order; sizes: tiles of each."""
+    def batches(
+        self, sizes: list[int], decode: Decode, check: Callable[[], None]
+    ) -> Iterator[Tensor]:
+        """Raw tiles of every batch in order; sizes: tiles of each.
+
+        check: may raise to stop, before a round: one that was announced is decoded and received.
+        """
         ranks = self._team.ranks
         for first in range(0, len(sizes), ranks):
+            check()
             self._announce(first)
             own = decode(first)
             others = [
                 self._team.receive(rank, own.new_empty(size, *own.shape[1:]))
                 for rank, size in enumerate(sizes[first + 1 : first + ranks], start=1)
             ]
+            self._in_round = False
             yield own
             del own
             while others:
                 yield others.pop(0)
 
     def _announce(self, first: int) -> None:
+        self._in_round = True
         self._team.share(lambda: first)
 
 
