@@ -7,7 +7,7 @@ from typing import Any
 from app import presets
 from app.stored import plain
 from app.sweep import told
-from runtime.messages import Ref2VARequest
+from runtime.messages import LTXRequest, Ref2VARequest
 
 
 def spread(median: float, n: int = 4) -> dict[str, Any]:
@@ -70,3 +70,23 @@ def bench(when: str = "2026-11-30T08:00:00Z") -> dict[str, Any]:
     ratio = {"step": 1.5, "rounds": spread(1.5, 2)}
     return {"bench": 1, "when": when, **_frame(), "rows": 20_094, "subjects": subjects,
             "ratio": ratio}  # fmt: skip
+
+
+def ltx_bench(when: str = "2026-11-30T07:00:00Z") -> dict[str, Any]:
+    """The same of LTX, whose stages are told apart."""
+    told = bench(when)
+    del told["rows"]
+    request = LTXRequest(id="20261130-010203_abcdef", prompt="a secret prompt", frames=97)
+    told["request"], told["ratio"] = plain(request), {}
+    sizes = ((1, 8, 1248), (2, 3, 4992))
+    told["tokens"] = [
+        {"stage": n, "steps": steps, "video": video, "audio": 101, "text": 1024}
+        for n, steps, video in sizes
+    ]
+    for one in told["subjects"]:
+        step, parts = one.pop("step_seconds"), one.pop("parts")
+        one["sampling"] = [{**t, "step_seconds": step, "parts": parts} for t in told["tokens"]]
+        del one["rows"]
+    for number, times in ((1, 1.5), (2, 1.25)):
+        told["ratio"][f"stage {number}"] = {"step": times, "rounds": spread(times, 2)}
+    return told

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app import measurements
-from tests.measured import bench, sweep
+from tests.measured import bench, ltx_bench, sweep
 from tests.ui.conftest import Page, Server
 
 
@@ -69,6 +69,19 @@ def test_a_bench_tells_how_much_longer_the_second_takes(page: Page, both: tuple[
     assert page.text(".ms-ratio").startswith("A step of b takes 1.500 times as long as one of a")
     assert "scaling efficiency" not in names(page)
     assert [row[0] for row in rows(page)] == ["a", "b"]
+
+
+def test_a_bench_of_ltx_tells_its_stages_apart(console: Server, page: Page) -> None:
+    show(page, measurements.keep(console.folder, ltx_bench("2098-01-01T00:00:00Z")).stem)
+    said = page.text(".ms-ratio")
+    assert said.startswith("A step of stage 1 of b takes 1.500 times as long as one of a (")
+    assert "A step of stage 2 of b takes 1.250 times as long as one of a (" in said
+    shown = [row[0] for row in rows(page)]
+    assert shown[:2] == [f"{name}, stage 1 (1,248 + 101 tokens)" for name in "ab"]
+    assert shown[2:] == [f"{name}, stage 2 (4,992 + 101 tokens)" for name in "ab"]
+    words = page.text(".ms-shape")
+    assert "LTX-2.5" in words and "8 + 3 steps" in words
+    assert "packed rows" not in words and "undefined" not in words
 
 
 def test_what_is_measured_meanwhile_appears(
