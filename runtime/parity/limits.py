@@ -149,8 +149,9 @@ def _ltx(golden: Golden, comparison: Comparison) -> Limit:
         return LTX_STORED_DIGITS
     if golden.kind == "ltx_rope":
         return LTX_ROPE_SUM if ".check_" in name else LTX_ROPE
+    half = golden.params.get("dtype", "float32") != "float32" and "_fp32" not in name
     if golden.kind == "ltx_sampler":
-        return LTX_SAMPLER
+        return LTX_BF16 if half else LTX_SAMPLER
     if golden.kind == "ltx_connectors":
         return LTX_CONNECTORS
     if golden.kind == "ltx_dequant":
@@ -159,5 +160,4 @@ def _ltx(golden: Golden, comparison: Comparison) -> Limit:
         return QUANTISED_LINEAR
     if "w4a4" in name:
         return LTX_W4A4
-    half = golden.params.get("dtype", "float32") != "float32" and "_fp32" not in name
     return LTX_BF16 if half or "w4a16" in name else LTX_FP32

@@ -20,9 +20,22 @@ def nearer(name: str, got: Tensor, other: Tensor, want: Tensor) -> Comparison:
     return _yes(name, 2 * _relative_max(got, want) < _relative_max(other, want))
 
 
+def nearer_overall(name: str, got: Tensor, other: Tensor, want: Tensor) -> Comparison:
+    """The golden `name` is nearer to our replay than to another arithmetic's, in relative L2.
+
+    Flipped codes make single values of the same arithmetic differ as much as another one's.
+    """
+    return _yes(name, _relative_l2(got, want) < _relative_l2(other, want))
+
+
 def _relative_max(got: Tensor, want: Tensor) -> float:
     got, want = got.detach().cpu().double(), want.double()
     return float((got - want).abs().max() / want.abs().max())
+
+
+def _relative_l2(got: Tensor, want: Tensor) -> float:
+    got, want = got.detach().cpu().double(), want.double()
+    return float((got - want).norm() / want.norm())
 
 
 def _yes(name: str, yes: bool) -> Comparison:

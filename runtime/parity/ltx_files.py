@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,16 +77,22 @@ def open_named(golden: Golden, checkpoints: Path) -> LTXCheckpoint:
 
     Files of an LTX golden are packed in the published order whether or not they have markers.
     """
-    named = golden.header["checkpoint"]
-    path = checkpoints / named["file"]
+    named = golden.header.get("checkpoint")
+    file, wanted = (named.get("file"), named.get("sha256")) if isinstance(named, dict) else (0, 0)
+    if not isinstance(file, str) or not isinstance(wanted, str) or Path(file).name != file:
+        raise ValueError(
+            f"the golden's header must have checkpoint with a file's name and its sha256, got "
+            f"{named!r:.60}"
+        )
+    path = checkpoints / file
     if not path.is_file():
         raise ValueError(f"{path} is missing; name the folder of the LTX checkpoints")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != named["sha256"]:
+    with path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != wanted:
         raise ValueError(
             f"{path} is not the file that the golden was made with (sha256 {digest[:12]}, wanted "
-            f"{named['sha256'][:12]})"
+            f"{wanted[:12]})"
         )
     return open_denoiser(path, PUBLISHED)
 
@@ -133,6 +140,20 @@ class Denoisers:
 
 
 def shape_of(golden: Golden) -> LatentShape:
-    """The latent sizes in a golden's parameters."""
-    params = golden.params
-    return LatentShape(frames=params["F"], height=params["H"], width=params["W"], audio=params["A"])
+    """The latent sizes in a golden's parameters; ValueError where they are no sizes."""
+    given = [golden.params.get(name) for name in ("F", "H", "W", "A")]
+    sizes = [size for size in given if type(size) is int and size > 0]
+    if len(sizes) < len(given):
+        raise ValueError(
+            f"the golden's params must have F, H, W and A, whole numbers of at least 1, got {given}"
+        )
+    frames, height, width, audio = sizes
+    return LatentShape(frames=frames, height=height, width=width, audio=audio)
+
+
+def fps_of(golden: Golden) -> float:
+    """Frames a second of the clip; ValueError where there is no such number."""
+    fps = golden.params.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise ValueError(f"the golden's params must have fps, a number above 0, got {fps!r:.40}")
+    return float(fps)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from runtime.ltx.model import Contexts, LTXModel
 from runtime.ltx.modulation import TokenTimes
 from runtime.ltx.packing import RopeTables, audio_tokens, keyframe_mask, video_tokens
 from runtime.parity.golden import Golden
-from runtime.parity.ltx_apart import apart_by, nearer
+from runtime.parity.ltx_apart import apart_by, nearer, nearer_overall
 from runtime.parity.ltx_files import (
     PROGRAMS,
     Arithmetic,
     Denoisers,
     Program,
     arithmetic_of,
+    fps_of,
     shape_of,
 )
 from runtime.parity.ltx_taps import AV_ATTENTIONS, Captured, forward_taps
@@ -63,7 +64,7 @@ class _Forward:
 
     def __init__(self, golden: Golden, checkpoints: Path, setup: Setup) -> None:
         self.golden, self.setup = golden, setup
-        self.shape, self.fps = shape_of(golden), float(golden.params["fps"])
+        self.shape, self.fps = shape_of(golden), fps_of(golden)
         self.denoisers = Denoisers(golden, checkpoints, setup)
 
     def comparisons(self) -> Iterator[Comparison]:
@@ -211,9 +212,15 @@ class _Forward:
         """A golden of one form must not fit the other one.
 
         In half types rounding hides it on video: there audio has to be nearer to its own form. In
-        W4A4 one flipped code costs more than the form.
+        W4A4 one flipped code costs more than the form; there W4A16 must not fit.
         """
         weight_only = oracle.arithmetic.nvfp4 == "nvfp4_dequant"
+        if not weight_only:
+            wide = replace(oracle, arithmetic=Arithmetic(dtype=oracle.arithmetic.dtype))
+            got, other = self._run(oracle), self._run(wide)
+            for stream in STREAMS:
+                name = f"{oracle.prefix}.{stream}"
+                yield nearer_overall(name, got[stream], other[stream], self.golden.tensor(name))
         if oracle.program.v2a_source == "post_a2v" and weight_only:
             got, other = self._run(oracle), self._run(oracle, v2a_source="pre_a2v")
             half = oracle.arithmetic.dtype.itemsize < 4

@@ -20,7 +20,7 @@ from runtime.ltx.packing import (
 )
 from runtime.ltx.published import CONFIG, metadata_of
 from runtime.parity.golden import Golden
-from runtime.parity.ltx_files import shape_of
+from runtime.parity.ltx_files import fps_of, shape_of
 from runtime.parity.metrics import Comparison, Unsupported, compare
 from runtime.parity.setup import Setup
 
@@ -60,15 +60,13 @@ def _config(golden: Golden) -> LTXConfig:
 
 
 def _tables(golden: Golden, seconds: Seconds) -> RopeTables:
-    return rope_tables(
-        _config(golden), shape_of(golden), float(golden.params["fps"]), seconds=seconds
-    )
+    return rope_tables(_config(golden), shape_of(golden), fps_of(golden), seconds=seconds)
 
 
 def _positions(golden: Golden) -> Iterator[Comparison]:
     shape = shape_of(golden)
     names = ("axis0_seconds", "axis1_pixels", "axis2_pixels")
-    found = dict(zip(names, video_positions(shape, float(golden.params["fps"])), strict=True))
+    found = dict(zip(names, video_positions(shape, fps_of(golden)), strict=True))
     found["audio"] = audio_positions(shape.audio)[None]
     for name, value in found.items():
         yield from _compare(golden, f"positions.{name}", value, "positions")

@@ -39,7 +39,7 @@ from runtime.ltx.schedule import (
 )
 from runtime.parity.golden import Golden
 from runtime.parity.ltx_apart import apart_by
-from runtime.parity.ltx_files import PROGRAMS, Denoisers, arithmetic_of, shape_of
+from runtime.parity.ltx_files import PROGRAMS, Denoisers, arithmetic_of, fps_of, shape_of
 from runtime.parity.metrics import Comparison, Unsupported, compare
 from runtime.parity.setup import Setup
 
@@ -111,12 +111,16 @@ class _Stage:
         for name in ("eta", "s_noise"):
             if params.get(name, 1.0) != 1.0:
                 raise Unsupported(f"{name} {params[name]}: only 1 is implemented")
-        if params["comfy_sampler"] not in SAMPLERS:
-            raise Unsupported(f"sampler {params['comfy_sampler']!r}; known: {', '.join(SAMPLERS)}")
-        self.sampler = cast(Sampler, params["comfy_sampler"])
+        sampler = params.get("comfy_sampler")
+        if sampler not in SAMPLERS:
+            raise Unsupported(f"sampler {sampler!r}; known: {', '.join(SAMPLERS)}")
+        self.sampler = cast(Sampler, sampler)
         self.sigmas: list[float] = params["sigmas"]
         self.denoisers = Denoisers(golden, checkpoints, setup)
-        live_BN = golden.tensor("in.denoise_mask") > 0
+        mask_BN = golden.tensor("in.denoise_mask")
+        live_BN = mask_BN > 0
+        if not bool((live_BN == mask_BN).all()):
+            raise Unsupported("denoise_mask with other values than 0 and 1: no partial strengths")
         self.clean = Clean(tokens_BNC=golden.tensor("in.clean.video"), live_BN=live_BN)
         self.like = self._streams("in.noise")
 
@@ -170,7 +174,7 @@ class _Stage:
                 audio_BLD=self.golden.tensor("in.audio_context"),
             ),
             shape_of(self.golden),
-            float(self.golden.params["fps"]),
+            fps_of(self.golden),
             seconds=of.seconds,
             v2a_source=v2a_source or of.v2a_source,
             rope_dtype=of.rope_dtype(arithmetic.dtype),
