@@ -13,7 +13,7 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parity.gate_cases import Case
 from runtime.parity.gate_classes import EXACT, GateClass, class_of, classes_of, differing, guidance
-from runtime.parity.gate_ranks import evaluations, on_one_device
+from runtime.parity.gate_ranks import evaluations
 from runtime.parity.gate_references import References, let_go
 from runtime.parity.gate_runs import Trajectory, refusal
 from runtime.parity.metrics import Comparison, compare
@@ -99,7 +99,7 @@ def judge(p: Plan, q: Plan, case: Case, references: References, block_step: int 
             status=IDLE,
             reason="the checkpoint has no layer that the two plans compute differently",
         )
-    if reason := refusal(on_one_device(p), case):
+    if reason := refusal(p, case):
         return Verdict(
             case=case.name, label=case.label, status=UNAVAILABLE, reason=reason, changed=changed
         )

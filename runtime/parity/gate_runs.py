@@ -20,8 +20,9 @@ from runtime.h3.graphed import eagerly
 from runtime.h3.load import load_denoiser
 from runtime.h3.model import H3Model
 from runtime.kernels.unavailable import Unavailable
+from runtime.layouts import Layout
 from runtime.messages import Plan
-from runtime.parallel.mesh import ALONE, Mesh
+from runtime.parallel.mesh import ALONE, Group, Mesh
 from runtime.parity.gate_cases import Case
 
 Blocks = list[tuple[Tensor, Tensor]]  # video rows, audio rows after each block
@@ -160,18 +161,32 @@ class _Reads(Exception):
 
 
 def refusal(plan: Plan, case: Case) -> str:
-    """Why the plan cannot run here, before a reference has taken its minutes; "" if it can."""
+    """Why the plan cannot run here, before a reference has taken its minutes; "" if it can.
+
+    Of a layout its first rank is asked; nothing is sent before the weights are there.
+    """
 
     def first(done: int, total: int) -> None:
         raise _Reads
 
     try:
-        load_denoiser(case.open(), plan, torch.device(plan.device), first)
+        device, mesh = torch.device(plan.device), _first_rank(Layout.parse(plan.layout))
+        load_denoiser(case.open(), plan, device, first, mesh=mesh)
     except Unavailable as error:
         return str(error)
     except _Reads:
         pass
     return ""
+
+
+def _first_rank(layout: Layout) -> Mesh:
+    """The sizes of its groups, without the others."""
+    return Mesh(
+        rows=Group(size=layout.ulysses),
+        weights=Group(size=layout.tensor),
+        evaluation=Group(size=layout.of_a_side),
+        everyone=Group(size=layout.ranks),
+    )
 
 
 class _Velocities:

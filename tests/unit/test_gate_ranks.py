@@ -12,12 +12,13 @@ import pytest
 
 import launch
 from runtime.checkpoints import open_checkpoint
-from runtime.messages import Ref2VARequest
+from runtime.messages import Plan, Ref2VARequest
 from runtime.parity import gate_plans
-from runtime.parity.gate_cases import random_case
+from runtime.parity.gate_cases import Case, random_case
 from runtime.parity.gate_judge import UNAVAILABLE, judge
 from runtime.parity.gate_ranks import RankFailed, evaluations
 from runtime.parity.gate_references import References
+from runtime.parity.gate_runs import Trajectory
 from tests.denoiser_parts import FILES, demo_plan
 from tests.unit.test_gate_command import plan_file, small  # noqa: F401  (a fixture)
 
@@ -83,6 +84,32 @@ def test_a_kernel_that_refuses_the_rows_on_ranks_has_no_verdict() -> None:
     verdict = judge(p, demo_plan(dtype="bf16"), case, References())
     assert verdict.status == UNAVAILABLE
     assert "rows are no multiple of 64" in verdict.reason
+
+
+class NoReference(References):
+    """Takes minutes, and is not asked."""
+
+    def free(self, q: Plan, case: Case, block_step: int) -> Trajectory:
+        raise AssertionError("a plan that cannot run needs no reference")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layout": "U2", "dense": "fp8_tensorwise", "overlap": "qkv"}, "overlap qkv"),
+        ({"layout": "TP2", "dense": "fp8_rowwise"}, "layout TP2"),
+        (
+            {"layout": "U2", "nvfp4": "nvfp4_native", "gather": "packed_nvfp4"},
+            "gather packed_nvfp4",
+        ),
+    ],
+)
+def test_what_a_layout_refuses_is_told_before_the_reference(
+    fields: dict[str, object], words: str
+) -> None:
+    case = random_case(REQUEST, 7, partial(open_checkpoint, FILES.dit, "dit"), "label")
+    verdict = judge(demo_plan(dtype="bf16", **fields), demo_plan(), case, NoReference())
+    assert verdict.status == UNAVAILABLE and words in verdict.reason
 
 
 def test_a_rank_that_dies_is_named() -> None:
