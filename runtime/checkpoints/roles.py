@@ -82,10 +82,15 @@ def own_names(names: Collection[str], role: str, path: Path) -> dict[str, str]:
     others = [_territory(key, other) for key, other in roles.items() if key != role and other]
     mine: dict[str, str] = {}
     for name in names:
-        if prefix and name.startswith(prefix):
-            mine[name[len(prefix) :]] = name
-        elif not any(name.startswith(other) for other in others):
-            mine.setdefault(name, name)
+        own = name.removeprefix(prefix)
+        if own == name and any(name.startswith(other) for other in others):
+            continue
+        if own in mine:
+            raise CheckpointError(
+                f"{path} has the tensor {own} twice, with the prefix {prefix} and without; use a "
+                f"file that has it once"
+            )
+        mine[own] = name
     return mine
 
 

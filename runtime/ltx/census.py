@@ -94,6 +94,7 @@ def read_census(header: Header, read: ReadBytes | None = None) -> Census:
         raise CheckpointError(f"{header.path}: {error}") from error
     index = build_index(header, ROLE, read)
     names = index.tensors.keys()
+    _check_counts(config, header)
     in_file = any(name.startswith(CONNECTORS) for name in names)
     keyframes = KEYFRAMES in names
     wanted = [*denoiser(config, keyframes=keyframes), *(connectors(config) if in_file else ())]
@@ -118,6 +119,17 @@ def read_census(header: Header, read: ReadBytes | None = None) -> Census:
             and index.tensors[spec.name].dtype != spec.dtype
         ),
     )
+
+
+def _check_counts(config: LTXConfig, header: Header) -> None:
+    """A damaged count would list tensors of blocks without end."""
+    for name in ("num_layers", "connector_num_layers"):
+        count = getattr(config, name)
+        if count > len(header.tensors):
+            raise CheckpointError(
+                f"{header.path}: the header's config has {name} {count}, and the file has only "
+                f"{len(header.tensors)} tensors"
+            )
 
 
 def _layer(name: str) -> str:

@@ -23,6 +23,7 @@ from runtime.ltx.text import Connectors
 
 Tables = Literal["fp32", "comfy"]
 TABLES: tuple[Tables, ...] = ("fp32", "comfy")
+_E4M3_NAN = 127  # its code; those above are of negative numbers
 
 
 class LTXCheckpoint(IndexedCheckpoint):
@@ -37,7 +38,9 @@ class LTXCheckpoint(IndexedCheckpoint):
         self.order = order
 
     def packed(self, layer: str, device: torch.device | str = "cpu") -> PackedWeight:
-        return in_published_order(super().packed(layer, device), self.order)
+        packed = super().packed(layer, device)
+        _check_scales(packed)
+        return in_published_order(packed, self.order)
 
 
 def open_denoiser(path: Path, order: str = AUTO) -> LTXCheckpoint:
@@ -123,6 +126,21 @@ def load_connectors(
         ignore=_connector_names(checkpoint, inside=False),
     )
     return connectors.eval().requires_grad_(False)
+
+
+def _check_scales(packed: PackedWeight) -> None:
+    """What the loader's look at floats leaves out: FP8 has no reduction, and 0 is finite."""
+    layer, tensors = packed.layer, packed.tensors
+    if int(tensors["weight_scale"].view(torch.uint8).max()) >= _E4M3_NAN:
+        raise CheckpointError(
+            f"{layer}.weight_scale holds NaN or negative scales; the file is damaged"
+        )
+    scale = float(tensors["input_scale"])
+    if scale <= 0:
+        raise CheckpointError(
+            f"{layer}.input_scale is {scale:g}, which no activation can be divided by; it must be "
+            f"above 0"
+        )
 
 
 def _connector_names(checkpoint: LTXCheckpoint, *, inside: bool) -> frozenset[str]:

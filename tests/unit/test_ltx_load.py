@@ -16,10 +16,11 @@ from runtime.checkpoints.file import IndexedCheckpoint
 from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.checkpoints.layouts import Layout
 from runtime.checkpoints.load import check_fits
+from runtime.checkpoints.roles import ROLES, own_names
 from runtime.kernels.attention import Attend
 from runtime.kernels.linear.dequant import dequantise
 from runtime.ltx.attention import load_ltx_attention
-from runtime.ltx.census import Census, read_census
+from runtime.ltx.census import ROLE, Census, read_census
 from runtime.ltx.demo import random_denoiser, write_denoiser
 from runtime.ltx.load import load_connectors, load_denoiser, open_denoiser
 from runtime.ltx.model import LTXModel
@@ -31,7 +32,7 @@ from runtime.ltx.orders import (
     readings,
     scale_structure,
 )
-from runtime.ltx.published import CONFIG, KEYFRAMES, published
+from runtime.ltx.published import CONFIG, KEYFRAMES, PREFIX, published
 from tests.ltx_files import Edit, config, marker, weights, write_bf16, write_nvfp4
 from tests.ltx_files import packed as packed_as
 
@@ -474,6 +475,47 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
     path = write_bf16(tmp_path / "a.safetensors", spoil)
     with pytest.raises(CheckpointError, match=r"proj_out\.bias holds NaN or infinity"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "said"),
+    [
+        ("weight_scale", float("nan"), "holds NaN or negative scales"),
+        ("weight_scale", -1.0, "holds NaN or negative scales"),
+        ("input_scale", 0.0, "input_scale is 0, which no activation can be divided by"),
+        ("input_scale", -2.0, "input_scale is -2, which no activation can be divided by"),
+    ],
+)
+def test_a_scale_that_cannot_be_is_refused_by_name(
+    tmp_path: Path, suffix: str, value: float, said: str
+) -> None:
+    def spoilt(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        name = next(name for name in tensors if name.endswith(f"{LAYER}.{suffix}"))
+        tensors[name] = torch.full(tensors[name].shape, value).to(tensors[name].dtype)
+
+    path = write_nvfp4(tmp_path / "x.safetensors", spoilt)
+    with pytest.raises(CheckpointError, match=said):
+        load(path)
+
+
+def test_a_tensor_with_and_without_prefix_is_refused() -> None:
+    names = [f"{PREFIX}{name}" for name in (*ROLES[ROLE].keys, "proj_out.bias")]
+    assert own_names(names, ROLE, Path("x"))["proj_out.bias"] == names[-1]
+    for doubled in ([*names, "proj_out.bias"], ["proj_out.bias", *names]):
+        with pytest.raises(CheckpointError, match=r"the tensor proj_out\.bias twice"):
+            own_names(doubled, ROLE, Path("x"))
+
+
+@pytest.mark.parametrize("name", ["num_layers", "connector_num_layers"])
+def test_more_layers_than_tensors_are_refused_at_once(tmp_path: Path, name: str) -> None:
+    def endless(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        document = json.loads(metadata["config"])
+        document["transformer"][name] = 10**7
+        metadata["config"] = json.dumps(document)
+
+    path = write_bf16(tmp_path / "x.safetensors", endless)
+    with pytest.raises(CheckpointError, match=f"{name} 10000000, and the file has only"):
+        census_of(path)
 
 
 def test_progress_ends_at_all_the_bytes_of_the_denoiser(copy: Path) -> None:
