@@ -26,7 +26,8 @@ _BACKENDS = (
 )
 _EDITOR = (
     "<section class='h3card ly-card' aria-label='Plan'><div class='ly-head'>"
-    "<h2 class='sub'>Plan</h2><span class='pill ly-origin'></span></div>"
+    "<h2 class='sub'>Plan</h2><span class='pill ly-family'></span>"
+    "<span class='pill ly-origin'></span></div>"
     "<div class='fields'>"
     + widgets.field("Begin with", "<select class='ly-base'></select>", "grow")
     + "<button class='quiet ly-use' type='button'>Use for Generate</button>"

@@ -57,7 +57,8 @@ function editorView(root) {
     const changes = differences(base, values);
     listed(q('.ly-differs .ly-changes'), changes, 'nothing yet');
     const plan = plans.find((one) => one.name === base.name);
-    h3.write(q('.ly-origin'), plan ? [title(values.family), plan.origin].join(' · ') : '');
+    h3.write(q('.ly-origin'), plan ? plan.origin : '');
+    h3.write(q('.ly-family'), title(values.family));
     q('.ly-delete').hidden = !(plan && plan.origin === 'user' && admin());
     for (const s of ['.ly-save', '.ly-check']) q(s).disabled = !admin();
     q('.ly-save').title = admin() ? '' : 'Only an admin may save plans';

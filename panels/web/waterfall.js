@@ -109,6 +109,8 @@ function stepBars(stages, rank, base, asked, recipe = []) {
       line: { color: h3.colour('ink'), width: 1.5, dash: 'dot', shape: 'hvh' }, marker: { size: 4 }, hovertemplate: 'baseline, step %{x}: %{y:.4f} s<extra></extra>',
     });
   }
+  const tallest = Math.max(0, ...whole.values(), ...before.values());
+  const room = recipe.length && tallest ? { range: [0, 1.16 * tallest] } : {}; // for the names of its parts
   const last = Math.max(asked || 1, ...[...whole.keys(), ...before.keys()].map((step) => step + 1));
   return {
     traces,
@@ -116,7 +118,7 @@ function stepBars(stages, rank, base, asked, recipe = []) {
     layout: {
       barmode: 'stack', legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, traceorder: 'normal', font: { color: h3.colour('soft') } }, height: 270 + legendRoom(traces.length), showlegend: true, bargap: 0.25, margin: { l: 8, r: 12, t: 34, b: 40 },
       xaxis: { title: { text: 'step' }, tickformat: 'd', range: [0.4, last + 0.6], ...(last < 20 ? { dtick: 1 } : {}) },
-      yaxis: { title: { text: 'seconds' }, rangemode: 'tozero' }, uirevision: 'steps', ...partings(recipe),
+      yaxis: { title: { text: 'seconds' }, rangemode: 'tozero', ...room }, uirevision: 'steps', ...partings(recipe),
     },
   };
 }

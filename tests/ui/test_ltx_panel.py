@@ -218,7 +218,7 @@ def test_an_ltx_plan_has_its_own_fields_and_closed_backends(page: Page, ltx: Non
     page.js("h3.go('layout')")
     page.until(lambda: "probed" in page.text(".ly-when") and page.all(".ly-backend"), 120)
     page.choose(".ly-base", "ltx-tiny")
-    page.until(lambda: "LTX-2.5" in page.text(".ly-origin"))
+    page.until(lambda: "LTX-2.5" in page.text(".ly-family"))
     there = set(
         page.js("return [...document.querySelectorAll('[data-plan]')].map(e=>e.dataset.plan)")
     )
@@ -231,7 +231,7 @@ def test_an_ltx_plan_has_its_own_fields_and_closed_backends(page: Page, ltx: Non
     assert page.text(card).split("\n") == ["LTX-2.5", "closed", "not validated on LTX yet"]
     assert "open" in page.text("[data-name='sdpa'] .ly-ltx")
     page.choose(".ly-base", "cpu")
-    page.until(lambda: "MiniMax H3" in page.text(".ly-origin"))
+    page.until(lambda: "MiniMax H3" in page.text(".ly-family"))
     assert not page.all("[data-plan='v2a_source']") and page.all("[data-plan='cache']")
 
 
