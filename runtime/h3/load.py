@@ -37,6 +37,12 @@ def attention_options(plan: Plan) -> AttentionOptions:
     return AttentionOptions(sol_tau=plan.sol_tau, sol_sinks=plan.sol_sinks, kj_mode=plan.kj_mode)
 
 
+def exchanges(plan: Plan, mesh: Mesh) -> list[str]:
+    """Which of overlap and gather are at work: ranks that do not share rows have neither."""
+    asked = ((f"overlap {plan.overlap}", overlaps), (f"gather {plan.gather}", gathers))
+    return [words for words, works in asked if works(plan, mesh)]
+
+
 def load_denoiser(
     checkpoint: Checkpoint,
     plan: Plan,

@@ -38,7 +38,7 @@ from runtime.h3.conditioning import (
 from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sample
 from runtime.h3.graphed import pool_bytes
 from runtime.h3.linears import routes as linear_routes
-from runtime.h3.load import DTYPES, attention_options, load_denoiser
+from runtime.h3.load import DTYPES, attention_options, exchanges, load_denoiser
 from runtime.h3.packing import TargetShape, target_of
 from runtime.h3.preview import Previews
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
@@ -591,7 +591,8 @@ class Pipeline:
         if plan.cache != "off":
             resolved["step cache"] = route(plan)
         if self.team.ranks > 1:
-            resolved["layout"] = f"{plan.layout}, {self.mesh.backend}"
+            told = (plan.layout, self.mesh.backend, *exchanges(plan, self.mesh))
+            resolved["layout"] = ", ".join(told)
         return resolved | linear_routes(self.model, self.dit_layers, plan, device)
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.h3.load import exchanges
 from runtime.h3.model import Block
 from runtime.h3.overlap import QKVTurns
 from runtime.kernels.elementwise.eager import Eager
@@ -154,6 +155,17 @@ def test_overlap_means_nothing_to_one_rank_and_memory_low_refuses_it() -> None:
         demo_plan(overlap="qkv", memory="low", layout="U2")
     with pytest.raises(ValueError, match="overlap must be one of off, qkv, got 'all'"):
         demo_plan(overlap="all")
+
+
+def test_a_record_tells_which_exchanges_are_at_work() -> None:
+    pair = Group(size=2)
+    rows, weights = (Mesh(evaluation=pair, **{name: pair}) for name in ("rows", "weights"))
+    overlap, gather = demo_plan(overlap="qkv"), demo_plan(gather="packed_nvfp4")
+    assert exchanges(overlap, rows) == ["overlap qkv"]
+    assert exchanges(gather, rows) == ["gather packed_nvfp4"]
+    assert exchanges(demo_plan(), rows) == []
+    for plan in (overlap, gather):
+        assert exchanges(plan, weights) == exchanges(plan, ALONE) == []
 
 
 @pytest.mark.parametrize("ranks", range(2, 9))
