@@ -1,7 +1,7 @@
 """A Triton kernel that copies between strided tensors of contiguous runs; needs `triton`.
 
 torch's own copy of such views counts the offset of every value: it moved 1.5 TB/s on an H200, which
-has 4.8 (docs/benchmarks/h200x1_fast_202611.md: V out of the fused QKV).
+has 4.8 (docs/benchmarks/h200x2_sweep_202611.md: the messages of two ranks).
 """
 
 from __future__ import annotations
