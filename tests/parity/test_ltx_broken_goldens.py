@@ -119,3 +119,27 @@ def test_a_trajectory_in_bf16_has_the_gate_of_bf16(ltx_goldens: Path, tmp_path: 
         stored = golden.tensor(name)
         found = compare(name, stored, stored, run="free", stage="final")
         assert limit_of(golden, found) is limit
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoilt", "named"),
+    [
+        (
+            "ltx_sampler",
+            "model_pre_a2v.step.2.noise.video",
+            "staged noise: model_pre_a2v.step.2.noise.video",
+        ),
+        ("ltx_sampler", "in.noise.audio", "staged noise: in.noise.audio"),
+        ("ltx_connectors", "projected.video", "staged projection: projected.video"),
+    ],
+)
+def test_what_is_wrong_is_named_before_what_it_spoils(
+    ltx_goldens: Path, tmp_path: Path, kind: str, spoilt: str, named: str
+) -> None:
+    def nudged(tensors: Tensors) -> Tensors:
+        tensors[spoilt].flatten()[5] += 1e-2
+        return tensors
+
+    source = of_kind(ltx_goldens, kind, spoilt)
+    result = changed(source, tmp_path / "x.safetensors", nudged)
+    assert (result.status, result.first) == ("FAIL", named)

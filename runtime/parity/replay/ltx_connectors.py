@@ -51,7 +51,13 @@ class _Text:
         yield from self._connectors(projected, self.mask_BS, "free")
 
     def staged(self) -> Iterator[Comparison]:
-        """The connectors alone."""
+        """Each projection from its stored input, then the connectors from what is stored of it."""
+        projection = self._projection(self.golden.tensor("in.valid_hidden_states_bsdl").shape[-1])
+        for stream in STREAMS:
+            if f"proj_in.{stream}" in self.golden:
+                embed = projection.get_submodule(f"{stream}_aggregate_embed")
+                found = embed(self.golden.tensor(f"proj_in.{stream}").to(self.setup.device))
+                yield from self._compare(f"projected.{stream}", found, "staged", "projection")
         names = [f"projected.{stream}" for stream in STREAMS]
         if all(name in self.golden for name in names):
             video, audio = (self.golden.tensor(name) for name in names)

@@ -142,16 +142,20 @@ class _Stage:
     # ---- what is drawn
 
     def _noise(self) -> Iterator[Comparison]:
-        """Our own draws against the stored ones, which the trajectories then take."""
+        """Our own draws against the stored ones, which the trajectories then take.
+
+        Staged where anything is: wrong noise is to be named before the steps that it spoils.
+        """
         params = self.golden.params
+        run = "staged" if self.setup.staged else "free"
         generator = torch.Generator().manual_seed(params["noise_seed"])
-        yield from self._compare("in.noise", draw(self.like, generator), "free", "noise")
+        yield from self._compare("in.noise", draw(self.like, generator), run, "noise")
         if self.sampler == "euler_ancestral":
             seed = params["step_noise_seed"] - 10_000
             fresh = step_noise(self.like, self.clean, seed)
             for step in range(len(self.sigmas) - 2):
                 name = f"{REFERENCE}.step.{step}.noise"
-                yield from self._compare(name, fresh(step), "free", "noise")
+                yield from self._compare(name, fresh(step), run, "noise")
         name = f"{REFERENCE}.sigmas"
         if name in self.golden:
             ours = sigma_list(self.sigmas)
