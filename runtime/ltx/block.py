@@ -41,7 +41,7 @@ class Block(nn.Module):
         audio_heads = (config.audio_num_attention_heads, config.audio_attention_head_dim)
         text, audio_text = config.cross_attention_dim, config.audio_cross_attention_dim
         self.eps, self.form = config.norm_eps, form
-        make = partial(Attention, norm_eps=config.norm_eps, attend=attend, form=form)
+        make = partial(Attention, attend=attend, form=form)
         self.attn1 = make(video, video, *heads)
         self.attn2 = make(video, text, *heads)
         self.audio_attn1 = make(audio, audio, *audio_heads)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """qk_eps: of the norm of queries and keys, None for the config's norm_eps.
+    """qk_eps: of the norm of queries and keys, which is not the config's norm_eps.
 
     fused_sums: x + out * gate is rounded once after attention (but not to the text) and
     feed-forward. fused_rotation: so is the second product of a rotation. rounded_rope: rotations
@@ -20,20 +20,16 @@ class Form:
     """
 
     name: str
-    qk_eps: float | None
+    qk_eps: float
     fused_sums: bool
     fused_rotation: bool
     rounded_rope: bool
     rows_per_token: bool
 
-    def eps(self, norm_eps: float) -> float:
-        """Of the norms of queries and keys."""
-        return norm_eps if self.qk_eps is None else self.qk_eps
-
 
 MODEL = Form(
     name="model",
-    qk_eps=None,
+    qk_eps=1e-6,
     fused_sums=False,
     fused_rotation=True,
     rounded_rope=False,

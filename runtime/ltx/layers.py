@@ -58,12 +58,11 @@ class Attention(nn.Module):
         heads: int,
         head_dim: int,
         *,
-        norm_eps: float,
         attend: Attend,
         form: Form,
     ) -> None:
         super().__init__()
-        inner, eps = heads * head_dim, form.eps(norm_eps)
+        inner, eps = heads * head_dim, form.qk_eps
         self.heads, self.attend, self.form = heads, attend, form
         self.to_q = nn.Linear(width, inner)
         self.to_k = nn.Linear(context, inner)

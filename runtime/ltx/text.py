@@ -57,9 +57,7 @@ class ConnectorBlock(nn.Module):
     def __init__(self, heads: int, head_dim: int, attend: Attend, form: Form) -> None:
         super().__init__()
         width = heads * head_dim
-        self.attn1 = Attention(
-            width, width, heads, head_dim, norm_eps=NORM_EPS, attend=attend, form=form
-        )
+        self.attn1 = Attention(width, width, heads, head_dim, attend=attend, form=form)
         self.ff = FeedForward(width, FF_FACTOR * width, bias=True)
 
     def forward(self, x_BTD: Tensor, rope: Rotation) -> Tensor:

@@ -147,7 +147,7 @@ def test_a_golden_that_is_no_other_program_is_noticed(
     "form",
     [
         MODEL,
-        replace(COMFY, qk_eps=None),
+        replace(COMFY, qk_eps=MODEL.qk_eps),
         replace(COMFY, fused_sums=False),
         replace(COMFY, fused_rotation=True),
         replace(COMFY, rows_per_token=True),
@@ -166,7 +166,7 @@ def test_each_part_of_comfys_form_is_needed_for_its_bits(
     off = [str(d["name"]) for d in after.details if not d["equal"]]
     assert off and all(name.startswith("comfy_pre_a2v") for name in off)
     # the eps alone is more than the last bits
-    assert (after.status == "FAIL") == (form.qk_eps is None)
+    assert (after.status == "FAIL") == (form.qk_eps == MODEL.qk_eps)
 
 
 # ---- the first wrong tensor

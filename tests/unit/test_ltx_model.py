@@ -90,6 +90,16 @@ def test_other_rates_biases_and_widths_have_them_too(cpu_paths: str) -> None:
     assert met(run(model, arguments, rope=rope), want, cpu_paths)
 
 
+def test_the_eps_of_the_config_is_not_that_of_queries_and_keys(cpu_paths: str) -> None:
+    model = tiny_model(tiny_config(norm_eps=1e-2))
+    twin = theirs(model)
+    for block in twin.transformer_blocks:
+        for norm in (m for name, m in block.named_children() if "norm" in name):
+            norm.eps = 1e-2
+    arguments = inputs(model.config)
+    assert met(run(model, arguments), reference(own_times(twin), arguments), cpu_paths)
+
+
 def test_a_sigma_of_its_own_for_audio(cpu_paths: str) -> None:
     """Given sound: no time passes in it, and its sigma is 0 for the gates and the prompt."""
     model = tiny_model()
