@@ -38,9 +38,7 @@ class Layout:
             raise ValueError(f"plan field layout must be one of {', '.join(LAYOUTS)}, got {name!r}")
         found = None if name == SINGLE else _NAME.fullmatch(name)
         guidance, tensor, ulysses = found.groups() if found else (None, None, None)
-        return cls(
-            tensor=int(tensor or 1), ulysses=int(ulysses or 1), guidance=int(guidance or 1)
-        )
+        return cls(tensor=int(tensor or 1), ulysses=int(ulysses or 1), guidance=int(guidance or 1))
 
     @property
     def ranks(self) -> int:
