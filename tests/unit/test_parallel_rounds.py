@@ -104,13 +104,13 @@ def two() -> Iterator[Engine]:
 
 @pytest.mark.timeout(120)
 def test_a_cancel_between_two_of_many_rounds_ends_both_ranks(two: Engine, tmp_path: Path) -> None:
-    """12 batches, six rounds: asked in the first, seen before a later one."""
-    asked = Ref2VARequest(id="r", prompt="a sea", width=64, height=288, frames=107, steps=1)
-    done, pids = 0, two.pids
+    """Many rounds: asked in the first, seen before a later one."""
+    asked = Ref2VARequest(id="r", prompt="a sea", width=64, height=288, frames=209, steps=1)
+    done, total, pids = 0, 0, two.pids
     for event in two.generate(asked, out=tmp_path, media=False, preview=False):
         if isinstance(event, Progress) and event.stage == "video VAE decode":
-            done = event.done
+            done, total = event.done, event.total
             if done == 1:
                 two.cancel("r")
     assert isinstance(event, Failure) and event.cancelled
-    assert 1 <= done < 12 and two.pids == pids
+    assert 1 <= done < total and two.pids == pids
