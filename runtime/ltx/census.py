@@ -88,11 +88,11 @@ def read_census(header: Header, read: ReadBytes | None = None) -> Census:
     CheckpointError, naming the file, when it is no LTX denoiser, has no config or one that cannot
     be run, is of another version, or has markers that contradict each other.
     """
+    index = build_index(header, ROLE, read)  # first: a file of another model has no such header
     try:
         config = LTXConfig.from_header(header.metadata)
     except CheckpointError as error:
         raise CheckpointError(f"{header.path}: {error}") from error
-    index = build_index(header, ROLE, read)
     names = index.tensors.keys()
     _check_counts(config, header)
     in_file = any(name.startswith(CONNECTORS) for name in names)

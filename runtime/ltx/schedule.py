@@ -21,8 +21,6 @@ STAGE2_SIGMAS = (0.909375, 0.725, 0.421875, 0.0)
 
 Sampler = Literal["euler_ancestral", "euler"]
 
-TINY = 0.0
-
 
 def sigma_list(values: Sequence[float]) -> Tensor:
     """[steps+1] fp32 on the CPU. ValueError unless it falls strictly and ends in 0."""
