@@ -16,10 +16,12 @@ from torch import Tensor
 
 from runtime.checkpoints.demo import checkpoint_of
 from runtime.checkpoints.layouts import NVFP4, DitDims, Recipe, dit, layout, quantised
+from runtime.engine import Engine
 from runtime.h3.denoise import Shifts, Side, draw_noise, sample
 from runtime.h3.load import load_denoiser
 from runtime.h3.packing import TargetShape
 from runtime.layouts import Layout
+from runtime.messages import Event, Failure, Progress, Ready, Ref2VARequest
 from runtime.meter import ALL_COMMUNICATION, COMMUNICATION, StepMeter
 from runtime.parallel.mesh import ALONE, Exchange, Mesh, mesh_of
 from runtime.parallel.shares import head_shares, ranges, row_shares
@@ -252,3 +254,17 @@ def reused(mesh: Mesh) -> bool:
 @pytest.mark.parametrize("name", ["U2", "U4"])
 def test_memory_is_not_used_again_while_an_exchange_reads_or_writes_it(name: str) -> None:
     assert on_gpus(reused, name) == [True] * Layout.parse(name).ranks
+
+
+def test_a_cancel_in_the_decode_ends_both_ranks(tmp_path: Path) -> None:
+    plan = demo_plan(device="cuda", layout="U2", text_encoder="resident")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("U2 needs 2 GPUs")
+    request = Ref2VARequest(id="r", prompt="a calm sea", width=64, height=288, frames=209, steps=1)
+    with Engine(plan) as engine:
+        assert isinstance(list(engine.start())[-1], Ready)
+        last: Event | None = None
+        for last in engine.generate(request, out=tmp_path, media=False, preview=False):
+            if isinstance(last, Progress) and (last.stage, last.done) == ("video VAE decode", 1):
+                engine.cancel("r")
+    assert isinstance(last, Failure) and last.cancelled, last
