@@ -24,6 +24,7 @@ class Family:
     fixed: what its recipe decides, of the settings that a request of H3 chooses.
     alike: requests for which it gives the same value take about as long and as much memory.
     even: every step takes about as long, so that the first ones tell how long the others will.
+    least_side: pixels that a picture must have, each way.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Family:
     alike: Callable[[Any], Hashable]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     even: bool = True
+    least_side: int = 1
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -77,6 +79,7 @@ LTX = Family(
     make="launch.py make-demo --family ltx --size tiny --out models/ltx_demo writes random ones",
     alike=_ltx_alike,
     fixed={name: getattr(LTXRequest, name) for name in ("steps", "sampler", "scheduler", "cfg")},
+    least_side=2,  # the first frame is compressed, two by two pixels
     even=False,  # those of the second stage are of four times as many tokens
 )
 _FAMILIES: Mapping[str, Family] = {family.name: family for family in (H3, LTX)}
@@ -113,6 +116,7 @@ def check_pair(request: Request, plan: Plan) -> None:
     """ValueError unless the plan runs requests of this kind."""
     asked, runs = of_request(request), of_plan(plan)
     if asked is not runs:
+        named(plan.family)  # a sentence of its own for one that nobody knows
         raise ValueError(
             f"the request is for {asked.title} and plan {plan.name} runs {runs.title}; choose a "
             f"plan of family {asked.name}, or a request of family {runs.name}"

@@ -43,8 +43,14 @@ def check(
     check_guidance(plan.layout, request.cfg)
     if probe is probe_here and (media or request.references):
         check_pyav()
+    least = families.of_request(request).least_side
     for reference in request.references:
-        check_reference(reference, probe)
+        info = check_reference(reference, probe)
+        if reference.kind == "image" and min(info.width, info.height) < least:
+            raise ValueError(
+                f"{reference.path} has {info.width}x{info.height} pixels, and a picture needs "
+                f"{least} or more each way; choose another"
+            )
     check_models(plan)
     check_disk(request, out)
 

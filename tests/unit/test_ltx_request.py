@@ -258,6 +258,11 @@ def test_request_and_plan_must_be_of_one_family(ltx: Plan, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"for MiniMax H3 and plan mine runs LTX-2.5"):
         preflight.check(h3, ltx, tmp_path, media=False)
     preflight.check(other, ltx, tmp_path, media=False)
+    with pytest.raises(ValueError, match=r"family must be one of h3, ltx, got 'wan'"):
+        preflight.check(other, replace(demo_plan(), family="wan"), tmp_path, media=False)
+    Image.new("RGB", (1, 9)).save(tmp_path / "thin.png")
+    with pytest.raises(ValueError, match=r"thin\.png has 1x9 pixels.* needs 2 or more"):
+        preflight.check(replace(other, image=tmp_path / "thin.png"), ltx, tmp_path, media=False)
 
 
 def test_a_missing_folder_of_the_demo_says_how_it_is_made(
