@@ -109,7 +109,7 @@ def write_record(
     """
     notes = list(notes)
     if state == "done":
-        same = {"request": plain(request), "plan": plain(plan)}
+        same: dict[str, Any] = {"request": plain(request), "plan": plain(plan)}
         same |= {"resolved": (engine or {}).get("resolved"), "notes": [n["text"] for n in notes]}
         write_json_atomic(folder / "result.json", same)
     record = {

@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.messages import LTXRequest, ModelFiles, Plan, Ref2VARequest, Reference, Request
+from runtime.messages import plain as plain  # the job store's form of them
 
 _LAYERS = "deepstack_layers"
-
-
-def plain(value: Any) -> Any:
-    """A dataclass as what JSON knows; paths become text."""
-    return json.loads(json.dumps(asdict(value), default=str))
 
 
 def dump(value: Any) -> str:

@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from runtime.messages import StageTime
 from runtime.meter import Call, Mark, Ranges, StepMeter, mark, seconds_between, unnamed
+
+T = TypeVar("T")
 
 LOAD = "load"
 TEXT_ENCODE = "text encode"
@@ -178,6 +181,15 @@ class StageClock:
             calls=calls,
         )
         self._spans.append(span)
+
+    def each(self, name: str, made: Iterator[T]) -> Iterator[T]:
+        """What is made, piece by piece: only the making counts as stage `name`."""
+        while True:
+            with self.stage(name):
+                piece = next(made, None)
+            if piece is None:
+                return
+            yield piece
 
     def drain(self) -> list[StageTime]:
         """The stages that have finished on the device since the last call, without waiting.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import json
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -580,3 +581,9 @@ class Idle:
 
 
 Event = Ready | Progress | Note | StageTime | Preview | Result | Failure
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """A dataclass as what JSON knows; paths become text."""
+    told: dict[str, Any] = json.loads(json.dumps(asdict(value), default=str))
+    return told

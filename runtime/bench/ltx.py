@@ -31,9 +31,9 @@ from runtime.bench.profile import Event as TraceEvent
 from runtime.bench.profile import profiled, tell
 from runtime.clock import DENOISE, END_TO_END, StageClock
 from runtime.encode_cache import EncodeCache
+from runtime.job import Job
 from runtime.ltx.denoiser import Denoiser
 from runtime.ltx.facts import resolve
-from runtime.ltx.job import Job
 from runtime.ltx.pipeline import CACHE_BYTES, Pipeline
 from runtime.ltx.recipe import Latents
 from runtime.ltx.rendering import write_latents

@@ -26,7 +26,7 @@ from runtime.messages import Plan
 from runtime.parallel.mesh import Mesh
 from runtime.parallel.packed_rows import Gather, not_gathered
 from runtime.parallel.shares import head_shares, ranges
-from runtime.parallel.tensor import outputs_of
+from runtime.parallel.tensor import outputs_of, repeated
 from runtime.parallel.ulysses import Ulysses
 
 _QKV = "attn.qkv_proj"
@@ -74,10 +74,7 @@ def own_heads(
             return linears.build(packed, replaced)
         third = packed.shape[0] // 3
         own = ranges(head_shares(third // width, mesh.rows.size))[mesh.rows.rank]
-        parts = [
-            slice(first + own.start * width, first + own.stop * width)
-            for first in (0, third, 2 * third)
-        ]
+        parts = repeated(slice(own.start * width, own.stop * width), 3, third)
         linear = linears.build(outputs_of(packed, parts), replaced)
         assert isinstance(linear, NVFP4NativeLinear), "a plan with gather names nvfp4_native"
         return GatheredQKV(linear)

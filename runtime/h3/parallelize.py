@@ -28,7 +28,7 @@ from runtime.meter import COMMUNICATION, StepMeter
 from runtime.parallel.mesh import Exchange, Mesh
 from runtime.parallel.packed_rows import PackedGather
 from runtime.parallel.shares import head_shares, ranges, row_shares, unit_shares
-from runtime.parallel.tensor import PartialSum, inputs_of, outputs_of
+from runtime.parallel.tensor import PartialSum, inputs_of, outputs_of, repeated
 from runtime.parallel.ulysses import RowShares, Ulysses, Wait
 
 FFN_UNITS = (128, 64, 32, 16)  # rows of a tile of packed scales; less for small models
@@ -160,10 +160,10 @@ def share_weights(
             return linears.build(packed, replaced)
         kind = packed.layer.rpartition(".")[2]
         if kind == "qkv_proj":
-            parts = _repeated(inner, 3, model.cfg.num_heads * width)
+            parts = repeated(inner, 3, model.cfg.num_heads * width)
             return linears.build(outputs_of(packed, parts), replaced)
         if kind == "fc1":
-            parts = _repeated(ffn, 2, model.cfg.ffn)
+            parts = repeated(ffn, 2, model.cfg.ffn)
             return linears.build(outputs_of(packed, parts), replaced)
         own = inputs_of(packed, inner if kind == "out_proj" else ffn)
         return PartialSum(linears.build(own, replaced), total)
@@ -181,11 +181,6 @@ def _check_cut(names: frozenset[str], layers: Mapping[str, LayerQuant], plan: Pl
                 f"{backend.name} of {layer} scales by whole rows and tensor parallel ranks have "
                 f"parts of them; choose a layout without TP, or another backend",
             )
-
-
-def _repeated(part: slice, times: int, stride: int) -> list[slice]:
-    """The same part of several matrices that lie one after the other."""
-    return [slice(part.start + i * stride, part.stop + i * stride) for i in range(times)]
 
 
 def share_amax(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> None:

@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import comfy_kitchen
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.agreement import agree, fingerprints
@@ -50,22 +49,22 @@ from runtime.h3.text_streamed import encoder_of
 from runtime.h3.tokenizer import Tokenizer
 from runtime.h3.video_ranks import Conductor, tell_times
 from runtime.h3.video_vae import load_vae_attention, load_video_vae
+from runtime.job import Job
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import elementwise_backend
 from runtime.layouts import Layout, check_guidance, guided
 from runtime.machine import driver
 from runtime.media.frames import write_frames
-from runtime.media.tensors import write_safetensors_atomic
+from runtime.media.tensors import read_pair, write_safetensors_atomic
 from runtime.messages import (
     CachedStep,
     Event,
-    Note,
     Plan,
     Preview,
-    Progress,
     Ref2VARequest,
     Reference,
     Result,
+    plain,
 )
 from runtime.meter import StepMeter
 from runtime.parallel.mesh import mesh_of
@@ -84,27 +83,10 @@ def load(plan: Plan, *, progress: LoadProgress, team: Team = ALONE) -> Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """One command being served: how it reports, stops and is timed."""
+class _Job(Job):
+    """cached: steps that a step cache answered."""
 
-    id: str
-    emit: Callable[[Event], None]
-    cancelled: Callable[[], bool]
-    clock: StageClock
-    notes: list[str] = field(default_factory=list)  # so far; the mp4 carries them too
-    cached: list[CachedStep] = field(default_factory=list)  # steps of a step cache
-
-    def note(self, text: str, *, warning: bool = False) -> None:
-        self.notes.append(text)
-        self.emit(Note(request_id=self.id, text=text, warning=warning))
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self.emit(Progress(request_id=self.id, stage=stage, done=done, total=total))
-
-    def check(self) -> None:
-        """Raises Cancelled once the user has asked to stop."""
-        if self.cancelled():
-            raise Cancelled
+    cached: list[CachedStep] = field(default_factory=list)
 
 
 class Pipeline:
@@ -473,7 +455,7 @@ class Pipeline:
     def _write_latents(self, latents: Latents, request: Ref2VARequest, out: Path) -> Path:
         path = out / "latents.safetensors"
         tensors = {"video": latents.video, "audio": latents.audio}
-        write_safetensors_atomic(path, tensors, {_REQUEST_KEY: json.dumps(_plain(request))})
+        write_safetensors_atomic(path, tensors, {_REQUEST_KEY: json.dumps(plain(request))})
         return path
 
     def _render(
@@ -481,7 +463,7 @@ class Pipeline:
     ) -> Path | None:
         if media:
             path = out / "result.mp4"
-            record = {"request": _plain(request), **self._record(), "notes": job.notes}
+            record = {"request": plain(request), **self._record(), "notes": job.notes}
             self._write_mp4(latents, path, record, job)
             return path
         with job.clock.stage(MUX, exclusive=True), self._conducting(job) as conductor:
@@ -525,12 +507,7 @@ class Pipeline:
             on_tile=partial(job.progress, VIDEO_VAE_DECODE),
             conductor=conductor,
         )
-        while True:
-            with job.clock.stage(VIDEO_VAE_DECODE):
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            yield chunk
+        return job.clock.each(VIDEO_VAE_DECODE, chunks)
 
     def _wave(self, latent: Tensor, job: _Job) -> Tensor:
         """[1, 2, L] fp32 on the CPU, with ComfyUI's loudness guard (contract 7)."""
@@ -554,7 +531,7 @@ class Pipeline:
         )
 
     def _record(self) -> dict[str, object]:
-        return {"plan": _plain(self.plan), "resolved": self.resolved}
+        return {"plan": plain(self.plan), "resolved": self.resolved}
 
     def _peak(self, clock: StageClock) -> int:
         """Bytes: of the request on a GPU; on the CPU of the process since it started.
@@ -617,28 +594,11 @@ def _naming(file: Path) -> Iterator[None]:
         raise CheckpointError(f"{file}: {error}") from error
 
 
-def _plain(data: Ref2VARequest | Plan) -> dict[str, object]:
-    """What JSON knows of a dataclass; paths become text."""
-    plain: dict[str, object] = json.loads(json.dumps(asdict(data), default=str))
-    return plain
-
-
 def _read_latents(path: Path) -> tuple[Latents, dict[str, object] | None]:
     """The latents, and the request they came from when the file tells it."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            missing = sorted({"video", "audio"} - set(file.keys()))
-            if missing:
-                raise ValueError(
-                    f"{path} holds no tensor {' and '.join(missing)}; a latents file has "
-                    f"'video' [1,24,T,h,w] and 'audio' [1,32,2,Ta]"
-                )
-            told = (file.metadata() or {}).get(_REQUEST_KEY, "null")
-            pair = Latents(
-                video=file.get_tensor("video").clone(), audio=file.get_tensor("audio").clone()
-            )
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+    holds = "a latents file has 'video' [1,24,T,h,w] and 'audio' [1,32,2,Ta]"
+    video, audio, metadata = read_pair(path, holds)
+    told, pair = metadata.get(_REQUEST_KEY, "null"), Latents(video=video, audio=audio)
     shapes = list(pair.video.shape), list(pair.audio.shape)
     if not (_fits(pair.video, (1, 24, 0, 0, 0)) and _fits(pair.audio, (1, 32, 2, 0))):
         raise ValueError(

@@ -11,13 +11,13 @@ from torch import nn
 
 from runtime.checkpoints.load import LoadReport
 from runtime.clock import DENOISE, UPSAMPLE
+from runtime.job import Job
 from runtime.kernels.linear.packed import PackedLinear
 from runtime.ltx.attention import load_ltx_attention
 from runtime.ltx.conditioning import Conditioning
 from runtime.ltx.config import LTXConfig
 from runtime.ltx.denoise import Evaluate, StepResult, Velocity
 from runtime.ltx.forms import FORMS
-from runtime.ltx.job import Job
 from runtime.ltx.load import LTXCheckpoint, load_denoiser
 from runtime.ltx.model import LTXModel
 from runtime.ltx.recipe import Doubles, Latents, Stage, generate_latents, two_stages

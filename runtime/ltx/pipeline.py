@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ import torch
 from runtime.checkpoints.load import LoadReport
 from runtime.clock import StageClock
 from runtime.encode_cache import EncodeCache
+from runtime.job import Job
 from runtime.ltx.audio_vae import load_audio_decoder
 from runtime.ltx.conditioning import Conditioning, Encoders, FirstFrame, build_conditioning
 from runtime.ltx.denoiser import DTYPES, Denoiser, stages_of
 from runtime.ltx.facts import provenance, record_notes, resolve
-from runtime.ltx.job import Job
 from runtime.ltx.load import open_denoiser
 from runtime.ltx.recipe import Latents
 from runtime.ltx.rendering import Renderer, read_latents, write_latents
@@ -30,7 +28,7 @@ from runtime.ltx.sizes import LTXShape
 from runtime.ltx.text_side import TextSide
 from runtime.ltx.upsampler import load_upsampler
 from runtime.ltx.video_vae import load_video_vae
-from runtime.messages import Event, LTXRequest, Plan, Reference, Request, Result
+from runtime.messages import Event, LTXRequest, Plan, Reference, Request, Result, plain
 from runtime.team import ALONE, Team
 
 CACHE_BYTES = 4 << 30  # contexts and encoded first frames kept on the host
@@ -112,7 +110,7 @@ class Pipeline:
             latents = self.denoiser.sample(request, conditioning, self.upsampler, job)
             # the latents are written while the frames are decoded
             with ThreadPoolExecutor(max_workers=1) as beside:
-                writing = beside.submit(write_latents, latents, _plain(request), out)
+                writing = beside.submit(write_latents, latents, plain(request), out)
                 video = self._render(request, latents, out, media, job)
             path = writing.result()
         return self._result(video, path, out, job)
@@ -171,14 +169,14 @@ class Pipeline:
             self.renderer.files(latents, request.fps, out, job)
             return None
         path = out / "result.mp4"
-        record = {"request": _plain(request), **self._record(), "notes": job.notes}
+        record = {"request": plain(request), **self._record(), "notes": job.notes}
         self.renderer.mp4(latents, request.fps, path, record, job)
         return path
 
     # ---- records
 
     def _record(self) -> dict[str, Any]:
-        return {"plan": _plain(self.plan), "resolved": self.resolved}
+        return {"plan": plain(self.plan), "resolved": self.resolved}
 
     def _result(self, video: Path | None, latents: Path, out: Path, job: Job) -> Result:
         on_gpu = self.device.type == "cuda"
@@ -211,9 +209,3 @@ def _told(progress: LoadProgress, part: str) -> Iterator[None]:
     progress(part, 0, 1)
     yield
     progress(part, 1, 1)
-
-
-def _plain(data: LTXRequest | Plan) -> dict[str, Any]:
-    """What JSON knows of a dataclass; paths become text."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(data), default=str))
-    return plain

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.clock import AUDIO_VAE_DECODE, MUX, VIDEO_VAE_DECODE
+from runtime.job import Job
 from runtime.ltx.audio_vae import SAMPLE_RATE, AudioDecoder
-from runtime.ltx.job import Job
 from runtime.ltx.recipe import Latents
 from runtime.ltx.sizes import AUDIO_BINS, AUDIO_CHANNELS
 from runtime.ltx.video_vae import VideoVAE
 from runtime.media.frames import write_frames
-from runtime.media.tensors import write_safetensors_atomic
+from runtime.media.tensors import read_pair, write_safetensors_atomic
 
 REQUEST_KEY = "ltx_request"  # in the metadata of a latents file
 
@@ -72,12 +71,7 @@ class Renderer:
             cancelled=job.cancelled,
             on_part=partial(job.progress, VIDEO_VAE_DECODE),
         )
-        while True:
-            with job.clock.stage(VIDEO_VAE_DECODE):
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            yield chunk
+        return job.clock.each(VIDEO_VAE_DECODE, chunks)
 
     def _wave(self, latents: Latents, fps: int, job: Job) -> Tensor:
         """[1, 2, L] fp32 on the CPU that ends with the pictures."""
@@ -117,18 +111,9 @@ def write_latents(latents: Latents, request: Mapping[str, Any], out: Path) -> Pa
 
 def read_latents(path: Path, channels: int) -> tuple[Latents, dict[str, Any]]:
     """What write_latents wrote, for a denoiser of so many video channels; ValueError otherwise."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            missing = sorted({"video", "audio"} - set(file.keys()))
-            if missing:
-                raise ValueError(
-                    f"{path} holds no tensor {' and '.join(missing)}; a latents file of LTX has "
-                    f"'video' [1,{channels},F,h,w] and 'audio' [1,8,A,16]"
-                )
-            text = (file.metadata() or {}).get(REQUEST_KEY, "")
-            found = Latents(video=file.get_tensor("video"), audio=file.get_tensor("audio"))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+    holds = f"a latents file of LTX has 'video' [1,{channels},F,h,w] and 'audio' [1,8,A,16]"
+    latent_video, latent_audio, metadata = read_pair(path, holds)
+    found, text = Latents(video=latent_video, audio=latent_audio), metadata.get(REQUEST_KEY, "")
     video, audio = list(found.video.shape), list(found.audio.shape)
     fits = len(video) == 5 and video[:2] == [1, channels] and min(video) > 0
     fits = fits and audio[:2] == [1, AUDIO_CHANNELS] and audio[3:] == [AUDIO_BINS] and audio[2] > 0

@@ -37,6 +37,11 @@ def outputs_of(packed: PackedWeight, parts: Sequence[slice]) -> PackedWeight:
     return replace(packed, shape=(len(tensors["weight"]), packed.shape[1]), tensors=tensors)
 
 
+def repeated(part: slice, times: int, stride: int) -> list[slice]:
+    """The same part of several matrices that lie one after the other."""
+    return [slice(part.start + i * stride, part.stop + i * stride) for i in range(times)]
+
+
 def inputs_of(packed: PackedWeight, part: slice) -> PackedWeight:
     """These input features; of NVFP4 whole blocks of 16. A bias stays: one rank adds it."""
     tensors = dict(packed.tensors)

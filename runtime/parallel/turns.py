@@ -7,11 +7,12 @@ one message, P ranks, d head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from runtime.kernels.elementwise.base import Copy
 from runtime.parallel.shares import head_shares, ranges, shares
 
 
@@ -35,7 +36,6 @@ class Run(NamedTuple):
         return heads.unflatten(-2, (self.ranks, self.whole))[..., self.start : self.stop, :]
 
 
-Copy = Callable[[Tensor, Tensor], object]  # into, source: of one shape, any strides
 Turn = tuple[Run, ...]  # one message of every rank: the runs in the order of the ranks
 
 

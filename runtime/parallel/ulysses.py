@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend
+from runtime.kernels.elementwise.base import Copy
 from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.turns import Copy, Turn, counts_of, pack, turns, unpack
+from runtime.parallel.turns import Turn, counts_of, pack, turns, unpack
 
 CHUNKS = 2  # of each rank's heads: one is on its way while attention runs on the other
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.attention.sage_package import rows_first
-
-Copy = Callable[[Tensor, Tensor], None]  # into, source
+from runtime.kernels.elementwise.base import Copy
 
 
 def with_own_v(attend: Attend, *, strided_v: bool, copy: Copy) -> Attend:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+Copy = Callable[[Tensor, Tensor], object]  # into, source: of one shape and dtype, any strides
 Span = tuple[int, int, int]  # rows [start, stop) use row `row` of an AdaLN table
 
 
