@@ -117,6 +117,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = webdriver.Chrome(options=options, service=Service(driver))
+    chrome.set_page_load_timeout(60)  # under the client's own 120 s: one test fails, not the next
     yield chrome
     chrome.quit()
 

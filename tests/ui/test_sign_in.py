@@ -41,6 +41,9 @@ def door(chromium: webdriver.Chrome, locked: str) -> Iterator[Page]:
     chromium.delete_all_cookies()
     chromium.get_log("browser")
     yield page
+    # A page left open would meet a 401 once its cookie is gone and reload itself, against the next
+    # test's navigation: chromedriver can then wait for that load until its limit of minutes.
+    chromium.get("about:blank")
     chromium.delete_all_cookies()
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
