@@ -83,13 +83,19 @@ LTX = Family(
     even=False,  # those of the second stage are of four times as many tokens
 )
 _FAMILIES: Mapping[str, Family] = {family.name: family for family in (H3, LTX)}
+_BROUGHT: dict[str, Family] = {}
 
 
 def named(name: Any) -> Family:
     """The family of a name; ValueError lists them."""
-    if name not in _FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(_FAMILIES)}, got {name!r}")
+    if not isinstance(name, str) or name not in _FAMILIES:  # of JSON it may be anything
+        raise ValueError(f"family must be one of {', '.join(_FAMILIES)}, got {name!r:.80}")
     return _FAMILIES[name]
+
+
+def bring(name: str, like: Family) -> None:
+    """Plans of family `name`, which a caller gives the engine itself, run requests of `like`."""
+    _BROUGHT[name] = like
 
 
 def of_request(request: Request) -> Family:
@@ -98,8 +104,8 @@ def of_request(request: Request) -> Family:
 
 
 def of_plan(plan: Plan) -> Family:
-    """The family that the plan runs; one that a caller registered itself takes H3's requests."""
-    return _FAMILIES.get(plan.family, H3)
+    """The family whose requests the plan runs; ValueError lists those that there are."""
+    return _BROUGHT[plan.family] if plan.family in _BROUGHT else named(plan.family)
 
 
 def check_choices(family: Family, names: Iterable[str]) -> None:
@@ -116,7 +122,6 @@ def check_pair(request: Request, plan: Plan) -> None:
     """ValueError unless the plan runs requests of this kind."""
     asked, runs = of_request(request), of_plan(plan)
     if asked is not runs:
-        named(plan.family)  # a sentence of its own for one that nobody knows
         raise ValueError(
             f"the request is for {asked.title} and plan {plan.name} runs {runs.title}; choose a "
             f"plan of family {asked.name}, or a request of family {runs.name}"

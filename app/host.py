@@ -78,6 +78,8 @@ def _invalid(_request: Request, error: Exception) -> Response:
     """The first fault of a request that does not have the shape of its route."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "value_error":  # a sentence of ours, which names the field itself
+        return JSONResponse({"detail": str(first["ctx"]["error"])}, 400)
     place = ".".join(str(part) for part in first["loc"])
     return JSONResponse({"detail": f"{place}: {first['msg']}"}, 400)
 

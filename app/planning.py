@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app import ltx_planning, models, needs, preflight
+from app import families, ltx_planning, models, needs, preflight
 from app.backends import Probe, Publisher, unavailable
 from app.errors import WrongState
 from app.estimate import Estimate
@@ -45,7 +45,11 @@ class Planning:
         return machine_of(self._telemetry.info(), self._telemetry.latest(), engine_loaded=loaded)
 
     def estimate(self, request: Request, plan: Plan) -> Estimate:
-        """Reads the references in a child, the first time they are asked about."""
+        """Reads the references in a child, the first time they are asked about.
+
+        ValueError when request and plan are of two families: there is nothing to estimate.
+        """
+        families.check_pair(request, plan)
         measured = (
             ltx_planning.measured(request)
             if isinstance(request, LTXRequest)

@@ -82,7 +82,10 @@ def load_any_request(path: Path, *, id: str, changes: Mapping[str, Any] | None =
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan of a TOML file; model paths are relative to the file, absolute, or begin with ~."""
+    """The plan of a TOML file; model paths are relative to the file, absolute, or begin with ~.
+
+    ValueError with one sentence, also for a family that nobody knows.
+    """
     table = _read(path)
     models = table.pop("models", None)
     if not isinstance(models, dict):
@@ -90,7 +93,9 @@ def load_plan(path: Path) -> Plan:
     values = _values(path, table, Plan, skip=("models",))
     files = _values(path, models, ModelFiles, where="[models] ")
     values.setdefault("name", path.stem)
-    return Plan(models=ModelFiles(**files), **values)
+    plan = Plan(models=ModelFiles(**files), **values)
+    families.of_plan(plan)
+    return plan
 
 
 @functools.lru_cache(maxsize=64)  # asked for every job of a list

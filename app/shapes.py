@@ -7,9 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from app import presets, records
+from app import families, presets, records
 from app.access import User
 from app.forecast import Forecast
 from app.jobs import Job
@@ -76,12 +76,20 @@ class LTXRequestJson(BaseModel):
 def _family(body: Any) -> str:
     """Which of the two a body is meant to be; one that names no family is H3's."""
     named = body.get("family", "h3") if isinstance(body, dict) else getattr(body, "family", "h3")
-    return named if isinstance(named, str) else ""
+    return str(named)
+
+
+def _of_known_family(body: Any) -> Any:
+    """The body, unless it names a family that there is not: pydantic would speak of tags."""
+    if isinstance(body, dict):
+        families.named(body.get("family", "h3"))
+    return body
 
 
 AnyRequestJson = Annotated[
     Annotated[RequestJson, Tag("h3")] | Annotated[LTXRequestJson, Tag("ltx")],
     Discriminator(_family),
+    BeforeValidator(_of_known_family),
 ]
 
 

@@ -17,6 +17,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from app import families
 from runtime.cancel import Cancelled
 from runtime.messages import (
     Event,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from runtime.team import Team
 
 FAMILIES = {"fake": "tests.fakes"}
+families.bring("fake", families.H3)
 RATE = 32000
 
 

@@ -167,7 +167,7 @@ def _add_plans(routes: APIRouter, planning: Planning, asked: Any) -> None:
 
 
 def plan_of(body: PlanJson, name: str) -> Plan:
-    """The plan; ValueError names the field that is refused."""
+    """The plan; ValueError names the field that is refused, or the families that there are."""
     values = body.model_dump(exclude_none=True, exclude={"models"})
     files = body.models.model_dump(exclude_none=True)
     layers = files.pop("deepstack_layers", None)
@@ -178,7 +178,9 @@ def plan_of(body: PlanJson, name: str) -> Plan:
     for part in _FILES:
         if part in files:
             files[part] = _path(part, files[part])
-    return Plan(name=name, models=ModelFiles(**files), **values)
+    plan = Plan(name=name, models=ModelFiles(**files), **values)
+    families.of_plan(plan)
+    return plan
 
 
 def _path(part: str, text: str) -> Path:

@@ -364,8 +364,6 @@ def test_the_first_frame_is_of_the_user_s_own_library(console: Console, web: Tes
         (SMALL | {"width": 96}, "mine", "multiples of 64"),
         (SMALL | {"steps": 4}, "mine", "steps"),
         (SMALL | {"references": []}, "mine", "references"),
-        (SMALL | {"family": "wan"}, "mine", "request"),
-        (SMALL | {"family": 3}, "mine", "request"),
         ({"family": "h3", "prompt": "x", "image": "y"}, "cpu", "image"),
         ({"family": "h3", "prompt": "x"}, "mine", "for MiniMax H3 and plan mine runs LTX-2.5"),
     ],
@@ -376,6 +374,47 @@ def test_a_body_of_the_wrong_family_is_refused_in_one_sentence(
     answer = web.post(JOBS, json={"request": request_, "plans": [plan]})
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["detail"] and "\n" not in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("family", "got"), [("wan", "'wan'"), (3, "3"), (None, "None"), (["ltx"], "['ltx']")]
+)
+def test_a_body_of_no_known_family_is_told_those_that_there_are(
+    web: TestClient, family: Any, got: str
+) -> None:
+    told = {"detail": f"family must be one of h3, ltx, got {got}"}
+    request = SMALL | {"family": family}
+    for path, body in ((JOBS, {"plans": ["mine"]}), ("/api/v1/preflight", {"plan": "mine"})):
+        answer = web.post(path, json={"request": request} | body)
+        assert (answer.status_code, answer.json()) == (400, told)
+    made = web.post(JOBS, json={"request": SMALL, "plans": ["mine"]}).json()["jobs"][0]["id"]
+    answer = web.patch(f"{JOBS}/{made}", json={"request": request})
+    assert (answer.status_code, answer.json()) == (400, told)
+
+
+def test_preflight_refuses_a_pair_of_two_families_as_the_queue_does(web: TestClient) -> None:
+    for request, plan in (({"prompt": "x"}, "mine"), (SMALL, "cpu")):
+        queued = web.post(JOBS, json={"request": request, "plans": [plan], "force": True})
+        asked = web.post("/api/v1/preflight", json={"request": request, "plan": plan})
+        assert (asked.status_code, asked.json()) == (queued.status_code, queued.json())
+        assert asked.status_code == 400 and "choose a plan of family" in asked.json()["detail"]
+
+
+def test_a_plan_of_an_unknown_family_is_neither_saved_nor_asked_about(
+    console: Console, web: TestClient, ltx: Plan, tmp_path: Path
+) -> None:
+    told = "family must be one of h3, ltx, got 'wan'"
+    body = web.get("/api/v1/plans/mine").json()["fields"] | {"family": "wan"}
+    del body["name"]
+    answer = web.put("/api/v1/plans/other", json=body)
+    assert (answer.status_code, answer.json()) == (400, {"detail": told})
+    assert "other" not in console.planning.plans.names()
+    answer = web.post("/api/v1/preflight", json={"request": SMALL, "plan": body})
+    assert (answer.status_code, answer.json()) == (400, {"detail": told})
+    older = presets.dump_plan(ltx).replace('"ltx"', '"wan"')  # saved before it was refused
+    (console.root / "plans" / "older.toml").write_text(older)
+    listed = {one["name"]: one for one in web.get("/api/v1/plans").json()["plans"]}
+    assert (listed["older"]["problem"], listed["older"]["runs"]) == (told, False)
 
 
 def test_presets_are_listed_by_family(web: TestClient) -> None:
