@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from app import families, media, preflight
 from app.estimate import FileFound, Phase, ReferencePlan, Rows
 from app.measured import Measured
 from app.models import Models
 from runtime.ltx.sizes import LTXShape
-from runtime.messages import LTXRequest, Plan
+from runtime.messages import LTXRequest, Plan, Reference
 
 TEXT_TOKENS = 1024  # what the connectors give, for any prompt (ltx25.md 5)
 WEIGHTS_ONLY = "What LTX computes with besides is not counted before a first run here."
@@ -29,10 +30,20 @@ def measured(request: LTXRequest) -> Measured:
             height=request.height,
             frames=1,
             notes=("encoded at half the size for stage 1, at the full size for stage 2",),
+            problem=_refused(reference),
         )
         for index, reference in enumerate(request.references)
     )
     return Measured(references=references, text=TEXT_TOKENS, total=shape.video_tokens + shape.audio)
+
+
+def _refused(frame: Reference) -> str:
+    """Why the queue would not take the first frame, "" if it would."""
+    try:
+        preflight.check_reference(frame, media.facts, least_side=families.LTX.least_side)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def rows(request: LTXRequest, found: Measured) -> Rows:

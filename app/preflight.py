@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app import families, presets
+from app.media import called
 from runtime.layouts import check_guidance
 from runtime.media.info import MediaInfo
 from runtime.messages import FPS, Plan, Reference, Request
@@ -43,14 +44,8 @@ def check(
     check_guidance(plan.layout, request.cfg)
     if probe is probe_here and (media or request.references):
         check_pyav()
-    least = families.of_request(request).least_side
     for reference in request.references:
-        info = check_reference(reference, probe)
-        if reference.kind == "image" and min(info.width, info.height) < least:
-            raise ValueError(
-                f"{reference.path} has {info.width}x{info.height} pixels, and a picture needs "
-                f"{least} or more each way; choose another"
-            )
+        check_reference(reference, probe, least_side=families.of_request(request).least_side)
     check_models(plan)
     check_disk(request, out)
 
@@ -66,25 +61,34 @@ def check_pyav() -> None:
         ) from error
 
 
-def check_reference(reference: Reference, probe: Probe = probe_here) -> MediaInfo:
-    """The file can be read as its kind of reference; returns what it holds."""
-    info = probe(reference.path)
+def check_reference(
+    reference: Reference, probe: Probe = probe_here, *, least_side: int = 1
+) -> MediaInfo:
+    """The file can be read as its kind of reference; returns what it holds.
+
+    least_side: pixels that a picture must have each way, of the family (families.py).
+    """
+    info, name = probe(reference.path), called(reference.path)
     if reference.kind == "audio" or reference.soundtrack is not None:
         sound = info if reference.kind == "audio" else probe(reference.soundtrack or Path())
         if not sound.audio_codec:
-            raise ValueError(
-                f"{reference.soundtrack or reference.path} holds no sound; give an audio file"
-            )
+            silent = called(reference.soundtrack or reference.path)
+            raise ValueError(f"{silent} holds no sound; give an audio file")
     gif = info.video_codec == "gif" and info.frames > 1  # read as a picture or as a video
     if reference.kind not in ("audio", info.kind) and not (gif and reference.kind == "video"):
         raise ValueError(
-            f"{reference.path} is {_ARTICLE[info.kind]}, not {_ARTICLE[reference.kind]}; "
+            f"{name} is {_ARTICLE[info.kind]}, not {_ARTICLE[reference.kind]}; "
             f"give it as a reference {info.kind} or choose another file"
         )
     if reference.kind == "video" and 0 < info.seconds * FPS < _LEAST_FRAMES - 0.5:
         raise ValueError(
-            f"{reference.path} is {info.seconds:.2f} s long; a reference video needs at least "
+            f"{name} is {info.seconds:.2f} s long; a reference video needs at least "
             f"{_LEAST_FRAMES} frames at {FPS} fps; use a longer one or an image"
+        )
+    if reference.kind == "image" and min(info.width, info.height) < least_side:
+        raise ValueError(
+            f"{name} has {info.width}x{info.height} pixels, and a picture needs {least_side} or "
+            f"more each way; choose another"
         )
     return info
 

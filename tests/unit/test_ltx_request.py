@@ -376,6 +376,21 @@ def test_a_body_of_the_wrong_family_is_refused_in_one_sentence(
     assert words in answer.json()["detail"] and "\n" not in answer.json()["detail"]
 
 
+def test_a_first_frame_that_is_too_thin_is_refused_by_the_name_its_user_gave_it(
+    console: Console, web: TestClient
+) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (1, 9)).save(picture, "png")
+    media = console.media.add("local", "dünn boat.png", io.BytesIO(picture.getvalue()))
+    told = "dünn boat.png has 1x9 pixels, and a picture needs 2 or more each way; choose another"
+    request = SMALL | {"image": media.id}
+    asked = web.post("/api/v1/preflight", json={"request": request, "plan": "mine"}).json()
+    assert asked["references"][0]["problem"] == told and asked["verdict"] == "no"
+    queued = web.post(JOBS, json={"request": request, "plans": ["mine"]})
+    assert (queued.status_code, queued.json()) == (400, {"detail": told})
+    assert preflight.check_reference(Reference(kind="image", path=media.path)).width == 1  # of H3
+
+
 @pytest.mark.parametrize(
     ("family", "got"), [("wan", "'wan'"), (3, "3"), (None, "None"), (["ltx"], "['ltx']")]
 )
