@@ -23,13 +23,11 @@ from runtime.bench.base import (
 )
 from runtime.bench.profile import profiled, tell
 from runtime.clock import DENOISE, END_TO_END, StageClock
-from runtime.h3.conditioning import Conditioning
 from runtime.h3.denoise import Latents, layout_of
 from runtime.h3.packing import target_of
 from runtime.h3.pipeline import Pipeline
 from runtime.h3.step_bytes import step_bytes
-from runtime.h3.synthetic import synthetic_conditioning
-from runtime.layouts import guided
+from runtime.h3.synthetic import synthetic_sides
 from runtime.media.tensors import write_safetensors_atomic
 from runtime.messages import Event, Note
 from runtime.meter import Ranges
@@ -54,9 +52,11 @@ class PlanSubject:
         self._latents: Latents | None = None
         self._device = self._pipeline.device
         if setup.text_rows:
-            self._sides = _sides(setup, self._pipeline.model.cfg.text_dim)
+            self._sides = synthetic_sides(
+                setup.request, setup.text_rows, self._pipeline.model.cfg.text_dim
+            )
             target = target_of(setup.request)
-            packed = [layout_of(side, target) for side in self._sides]
+            packed = [layout_of(side, target) for side in self._sides if side is not None]
             self.rows = packed[0].num_rows
             moved = step_bytes(self._pipeline.model.cfg, plan, packed, target)
         self.facts: Mapping[str, Any] = {
@@ -139,20 +139,6 @@ class PlanSubject:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Note) and event.text.endswith(_ROWS):
             self.rows = int(event.text.removesuffix(_ROWS))
-
-
-def _sides(setup: Setup, text_dim: int) -> list[Conditioning]:
-    """Random ones: the positive, and the negative of a request that has one."""
-    request, words, seed = setup.request, setup.text_rows, setup.request.seed
-    sides = [synthetic_conditioning(request, words, seed, text_dim=text_dim)]
-    if guided(request.cfg):
-        picture = request.negative_references
-        sides.append(
-            synthetic_conditioning(
-                request, words, (seed + 1) % 2**64, text_dim=text_dim, picture=picture
-            )
-        )
-    return sides
 
 
 def _never() -> bool:

@@ -281,7 +281,7 @@ def sample(
 
     def denoise(x: Tensor, sigma: Tensor, step: int) -> Tensor:
         with timed(step):
-            denoised = _guided(positive, negative, cfg, x, sigma, like, step, tap, sides)
+            denoised = predicted(positive, negative, cfg, x, sigma, like, step, tap, sides)
         pair = like.unpack(denoised)
         _require_finite(denoised, pair, step)
         on_step(StepResult(step=step, sigma=float(sigma), x=like.unpack(x), denoised=pair))
@@ -302,7 +302,7 @@ def _require_finite(pack: Tensor, pair: Latents, step: int) -> None:
         require_finite(pair.audio, stage=stage, tensor="the audio latent")
 
 
-def _guided(
+def predicted(
     positive: Side,
     negative: Side | None,
     cfg: float,
@@ -313,6 +313,8 @@ def _guided(
     tap: Tap | None,
     sides: Sides,
 ) -> Tensor:
+    """What a step predicts of the clean pack x, guided; like: the pair that the pack is of."""
+
     def side_tap(side: str) -> Tap | None:
         if tap is None:
             return None

@@ -10,6 +10,7 @@ import torch
 from runtime.h3.conditioning import Conditioning, ReferenceBlock
 from runtime.h3.packing import target_of
 from runtime.h3.text import TextContext
+from runtime.layouts import guided
 from runtime.messages import Ref2VARequest
 
 TEXT_DIM = 5120  # of the published text encoder (contract 1.2); tiny denoisers say their own
@@ -47,3 +48,21 @@ def synthetic_conditioning(
         1, _VIDEO_CHANNELS, 1, target.latent_h, target.latent_w, generator=generator
     )
     return Conditioning(context=context, references=(ReferenceBlock(kind="image", latent=latent),))
+
+
+def synthetic_sides(
+    request: Ref2VARequest, text_rows: int, text_dim: int
+) -> tuple[Conditioning, Conditioning | None]:
+    """The positive side, and the negative one of a request that has one."""
+    seed = request.seed
+    positive = synthetic_conditioning(request, text_rows, seed, text_dim=text_dim)
+    if not guided(request.cfg):
+        return positive, None
+    negative = synthetic_conditioning(
+        request,
+        text_rows,
+        (seed + 1) % 2**64,
+        text_dim=text_dim,
+        picture=request.negative_references,
+    )
+    return positive, negative

@@ -30,7 +30,7 @@ from runtime.parity.gate_cases import (
 )
 from runtime.parity.gate_judge import judge
 from runtime.parity.gate_pages import RUNS, keep, markdown, page_of
-from runtime.parity.gate_ranks import RankFailed, check
+from runtime.parity.gate_ranks import RankFailed, check, check_sides
 from runtime.parity.gate_references import References
 from runtime.parity.gate_report import EXIT_FAILED, GATED, document
 from runtime.parity.gate_tables import lines
@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for p, q in pairs:
         check(p, q, args.blocks > 0)
+        check_sides(p, cases)
     print(GATED, flush=True)
     references = References()
     documents = [_gate(p, q, cases, references, args.blocks - 1) for p, q in pairs]

@@ -20,7 +20,7 @@ from runtime.h3.config import H3Config
 from runtime.h3.denoise import Latents, Shifts
 from runtime.h3.packing import TargetShape, target_of
 from runtime.h3.schedule import sigmas_for
-from runtime.h3.synthetic import synthetic_conditioning
+from runtime.h3.synthetic import synthetic_sides
 from runtime.messages import Ref2VARequest, frame_count
 from runtime.parity.golden import Golden
 from runtime.parity.plans import expanded
@@ -108,18 +108,19 @@ def _of_golden(golden: Golden, checkpoints: Path, steps: int) -> Case:
 def random_case(
     request: Ref2VARequest, text_rows: int, open_dit: Callable[[], Checkpoint], label: str
 ) -> Case:
-    """A request with random words and one random reference picture, without guidance."""
+    """A request with random words and one random reference picture, of both sides if guided."""
     text_dim = H3Config.from_checkpoint(open_dit()).text_dim
+    positive, negative = synthetic_sides(request, text_rows, text_dim)
     return Case(
         name=f"{request.width}x{request.height}, {request.frames} frames, {text_rows} text rows",
         label=label,
         open=open_dit,
-        positive=synthetic_conditioning(request, text_rows, request.seed, text_dim=text_dim),
-        negative=None,
+        positive=positive,
+        negative=negative,
         target=target_of(request),
         seed=request.seed,
         shifts=Shifts(video=request.shift_video, audio=request.shift_audio),
-        cfg=1.0,
+        cfg=request.cfg,
         sampler=request.sampler,
         sigmas=sigmas_for(request.scheduler, request.steps, request.shift_video),
     )

@@ -5,27 +5,24 @@ Every rank makes both evaluations, as all take part in each; what rank 0 found i
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
 import tempfile
-import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from runtime.kernels.unavailable import Unavailable
 from runtime.layouts import SINGLE, Layout
-from runtime.lifeline import die_with_parent
 from runtime.messages import Plan
 from runtime.parallel.mesh import mesh_of
 from runtime.parity.gate_cases import Case
 from runtime.parity.gate_runs import Run, Trajectory
+from runtime.parity.ranks import Died, answers, killed
 from runtime.team import Meeting, meet
+from runtime.worker import sentence
 
 _LOOPBACK = "lo"
 _ALONE = {"layout": SINGLE, "overlap": "off", "gather": "heads", "amax": "shared"}
@@ -49,18 +46,22 @@ def check(p: Plan, q: Plan, blocks: bool) -> None:
         )
     if p.layout == SINGLE:
         return
-    if Layout.parse(p.layout).guidance > 1:
-        raise ValueError(
-            f"layout {p.layout} gives each side ranks of its own, and a gate evaluates both on all;"
-            f" choose a layout without CFG2 (launch.py parity --layout replays guided goldens)"
-        )
     if blocks:
         raise ValueError(
-            f"--blocks compares whole blocks, and a rank of layout {p.layout} has part of each; "
-            f"leave out one of them"
+            f"--blocks compares whole blocks of one process, and layout {p.layout} shares an "
+            f"evaluation among ranks; leave out one of them"
         )
     if p.device == "cuda":
         _check_gpus(p)
+
+
+def check_sides(p: Plan, cases: Sequence[Case]) -> None:
+    """ValueError where a layout has ranks for a negative side and no case has one."""
+    if Layout.parse(p.layout).guidance > 1 and all(case.negative is None for case in cases):
+        raise ValueError(
+            f"layout {p.layout} gives half of its ranks the negative side, and no case has one; "
+            f"choose a layout without CFG2, guided goldens, or a --request whose cfg is not 1"
+        )
 
 
 def _check_gpus(p: Plan) -> None:
@@ -73,66 +74,51 @@ def evaluations(
 ) -> tuple[Trajectory, Trajectory]:
     """P forced on the reference's run, and its own; on as many processes as its layout has ranks.
 
-    Raises what rank 0 raised (Unavailable for one), and RankFailed where another ended.
+    Raises what all ranks raised (Unavailable for one), and RankFailed where one ended otherwise.
     """
     if p.layout == SINGLE:
         run = Run(p, case)
         return run.forced(reference, block_step), run.free()
+    ranks = Layout.parse(p.layout).ranks
     with tempfile.TemporaryDirectory(prefix="h3-gate-ranks-") as folder:
+        # plain pickles: multiprocessing's would share the tensors' memory with this process
         (Path(folder) / "task").write_bytes(pickle.dumps((p, case, reference)))
-        context = multiprocessing.get_context("spawn")
-        processes = [
-            context.Process(target=_rank, args=(rank, folder, os.getpid()))
-            for rank in range(Layout.parse(p.layout).ranks)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            _joined(processes, Path(folder))
-            told: Any = pickle.loads((Path(folder) / "found").read_bytes())
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-    if isinstance(told, _Refused):
-        raise Unavailable(told.name, told.reason) if told.name else ValueError(told.reason)
-    found: tuple[Trajectory, Trajectory] = told
+        said = answers(partial(_rank, folder), ranks, lambda failure: failure is not None)
+        failures = {rank: failure for rank, failure in said.items() if failure is not None}
+        if failures:
+            raise _error(failures, killed(said, ranks))
+        found: tuple[Trajectory, Trajectory]
+        found = pickle.loads((Path(folder) / "found").read_bytes())
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Refused:
-    """A ValueError of a rank; name: of the backend that is Unavailable."""
+class _Failure:
+    """Of a rank. name: of the backend that is Unavailable. refused: a ValueError."""
 
-    name: str
     reason: str
+    name: str = ""
+    refused: bool = False
+
+    def __str__(self) -> str:
+        return self.reason
 
 
-def _joined(processes: list[SpawnProcess], folder: Path) -> None:
-    """Until rank 0 has told; RankFailed once a rank has ended otherwise."""
-    running = dict(enumerate(processes))
-    while not (folder / "found").exists():
-        ended = wait([process.sentinel for process in running.values()])
-        for rank in [r for r, process in running.items() if process.sentinel in ended]:
-            process = running.pop(rank)
-            process.join()
-            if process.exitcode and not (folder / "found").exists():
-                raise RankFailed(f"rank {rank} ended: {_last_words(folder, rank, process)}")
+def _error(failures: Mapping[int, _Failure | Died], killed: str) -> Exception:
+    """failures: in the order in which they came; what is no refusal of all is told of the first."""
+    refusals = {r: f for r, f in failures.items() if isinstance(f, _Failure) and f.refused}
+    if len(refusals) == len(failures) and not killed:
+        told = refusals[min(refusals)]
+        return Unavailable(told.name, told.reason) if told.name else ValueError(told.reason)
+    rank, first = next(iter(failures.items()))
+    return RankFailed("; ".join(filter(None, (f"rank {rank} ended: {first}", killed))))
 
 
-def _last_words(folder: Path, rank: int, process: SpawnProcess) -> str:
-    said = folder / f"{rank}.error"
-    lines = said.read_text(encoding="utf-8").strip().splitlines() if said.exists() else []
-    return lines[-1] if lines else f"exit code {process.exitcode}"
-
-
-def _rank(rank: int, folder: str, parent: int) -> None:
-    die_with_parent(parent)
-    p, case, reference = pickle.loads((Path(folder) / "task").read_bytes())
-    layout = Layout.parse(p.layout)
-    store = f"file://{folder}/store"
-    found: object
+def _rank(folder: str, rank: int, store: str) -> _Failure | None:
+    """Leaves what it found in the folder if it is rank 0; tells why it could not."""
     try:
+        p, case, reference = pickle.loads((Path(folder) / "task").read_bytes())
+        layout = Layout.parse(p.layout)
         meet(
             Meeting(rank=rank, ranks=layout.ranks, local=rank, store=store, interface=_LOOPBACK),
             p,
@@ -140,13 +126,11 @@ def _rank(rank: int, folder: str, parent: int) -> None:
         run = Run(p, case, mesh_of(layout))
         found = (run.forced(reference), run.free())
     except Unavailable as error:  # of the plan or its shapes: all ranks find it
-        found = _Refused(error.name, error.reason)
+        return _Failure(error.reason, error.name, refused=True)
     except ValueError as error:
-        found = _Refused("", str(error))
-    except BaseException:
-        (Path(folder) / f"{rank}.error").write_text(traceback.format_exc(), encoding="utf-8")
-        raise
+        return _Failure(str(error), refused=True)
+    except Exception as error:  # whatever it is, it is told with the rank
+        return _Failure(sentence(error))
     if rank == 0:
-        part = Path(folder) / "part"
-        part.write_bytes(pickle.dumps(found))
-        part.rename(Path(folder) / "found")
+        (Path(folder) / "found").write_bytes(pickle.dumps(found))
+    return None

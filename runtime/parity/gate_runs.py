@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from runtime.caches import COMPUTED
 from runtime.h3.cached import CachedModel
 from runtime.h3.conditioning import Conditioning
-from runtime.h3.denoise import Latents, Side, StepResult, Tap, draw_noise, sample
+from runtime.h3.denoise import Latents, Side, StepResult, draw_noise, predicted, sample
 from runtime.h3.graphed import eagerly
 from runtime.h3.load import load_denoiser
 from runtime.h3.model import H3Model
@@ -23,6 +23,7 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.layouts import Layout
 from runtime.messages import Plan
 from runtime.parallel.mesh import ALONE, Group, Mesh
+from runtime.parallel.sides import Sides
 from runtime.parity.gate_cases import Case
 
 Blocks = list[tuple[Tensor, Tensor]]  # video rows, audio rows after each block
@@ -52,8 +53,8 @@ class Run:
     """One plan's denoiser on one case; `free` and `forced` begin with fresh sides."""
 
     def __init__(self, plan: Plan, case: Case, mesh: Mesh = ALONE) -> None:
-        """Unavailable when a backend of the plan cannot run here; mesh: its ranks, of one side."""
-        self.plan, self.case = plan, case
+        """Unavailable when a backend of the plan cannot run here; mesh: its ranks."""
+        self.plan, self.case, self.sides = plan, case, Sides.of(mesh)
         self._caches: list[CachedModel] = []
         self.device = torch.device(plan.device)
         self.model: H3Model = load_denoiser(case.open(), plan, self.device, mesh=mesh)[0]
@@ -61,7 +62,7 @@ class Run:
     @torch.inference_mode()
     def free(self, block_step: int = -1) -> Trajectory:
         """The sampler on its own; block_step: whose block outputs are kept, -1 for none."""
-        case, steps, taps = self.case, list[Step](), _Velocities()
+        case, steps, taps = self.case, list[Step](), self._velocities()
         blocks: Blocks = []
 
         def on_step(result: StepResult) -> None:
@@ -90,7 +91,8 @@ class Run:
             start=case.start,
             on_step=on_step,
             timed=timed,
-            tap=taps.step,
+            tap=taps.see,
+            sides=self.sides,
         )
         return Trajectory(
             steps=tuple(steps), final=_host(final), blocks=blocks, skipped=self._skipped()
@@ -100,18 +102,26 @@ class Run:
     def forced(self, reference: Trajectory, block_step: int = -1) -> Trajectory:
         """One evaluation at every x and sigma of another trajectory; `final` is that one's."""
         positive, negative = self._sides()
-        positive.build_tables(self.case.sigmas[:-1], [] if negative is None else [negative])
+        here = [side for side in (positive, negative) if side is not None]
+        first, *others = [here[self.sides.own]] if self.sides.shared else here
+        first.build_tables(self.case.sigmas[:-1], others)
         steps: list[Step] = []
         blocks: Blocks = []
         for number, there in enumerate(reference.steps):
-            taps, x = _Velocities(), there.x.packed().to(self.device)
-            sigma = self.case.sigmas[number]
+            taps, x = self._velocities(), there.x.packed().to(self.device)
             watch = block_outputs(self.model, positive, blocks)
             with watch if number == block_step else nullcontext():
-                guided = positive.denoised(x, sigma, there.x, taps.of("net_pos"))
-            if negative is not None:
-                other = negative.denoised(x, sigma, there.x, taps.of("net_neg"))
-                guided = other + (guided - other) * self.case.cfg
+                guided = predicted(
+                    positive,
+                    negative,
+                    self.case.cfg,
+                    x,
+                    self.case.sigmas[number],
+                    there.x,
+                    number,
+                    taps.see,
+                    self.sides,
+                )
             steps.append(
                 Step(
                     sigma=there.sigma,
@@ -151,9 +161,18 @@ class Run:
             made.evaluate = self._caches[-1]
         return made
 
+    def _velocities(self) -> _Velocities:
+        return _Velocities(self.sides, self.device)
+
     def _skipped(self) -> tuple[int, ...]:
+        """The steps that a cache answered on either side."""
         told = [step for cache in self._caches for step in cache.steps]
-        return tuple(sorted({step.step for step in told if step.kind != COMPUTED}))
+        own = {step.step for step in told if step.kind != COMPUTED}
+        if self._caches and self.sides.shared:
+            flags = torch.tensor([number in own for number in range(self.case.num_steps)])
+            either = sum(self.sides.both(flags.float().to(self.device)))
+            own = set(torch.as_tensor(either).nonzero().flatten().tolist())
+        return tuple(sorted(own))
 
 
 class _Reads(Exception):
@@ -165,12 +184,15 @@ def refusal(plan: Plan, case: Case) -> str:
 
     Of a layout its first rank is asked; nothing is sent before the weights are there.
     """
+    layout = Layout.parse(plan.layout)
+    if layout.guidance > 1 and case.negative is None:
+        return f"the case has no negative side, which half of the ranks of {layout.name} would have"
 
     def first(done: int, total: int) -> None:
         raise _Reads
 
     try:
-        device, mesh = torch.device(plan.device), _first_rank(Layout.parse(plan.layout))
+        device, mesh = torch.device(plan.device), _first_rank(layout)
         load_denoiser(case.open(), plan, device, first, mesh=mesh)
     except Unavailable as error:
         return str(error)
@@ -185,6 +207,7 @@ def _first_rank(layout: Layout) -> Mesh:
         rows=Group(size=layout.ulysses),
         weights=Group(size=layout.tensor),
         evaluation=Group(size=layout.of_a_side),
+        sides=Group(size=layout.guidance),
         everyone=Group(size=layout.ranks),
     )
 
@@ -195,31 +218,33 @@ class _Velocities:
     Audio is carried on the video's sigma: there x itself is most of the sampler's velocity.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sides: Sides, device: torch.device) -> None:
+        self._sides, self._device = sides, device
         self._seen: dict[tuple[str, str], Tensor] = {}
 
-    def of(self, side: str) -> Tap:
-        return lambda name, value: self.see(side, name, value)
-
-    def step(self, name: str, value: Tensor) -> None:
+    def see(self, name: str, value: Tensor) -> None:
         """A tap of `sample`: step_00/net_pos/v_video."""
-        parts = name.split("/")
-        self.see(parts[-2], parts[-1], value)
-
-    def see(self, side: str, name: str, value: Tensor) -> None:
-        if name.startswith("v_"):
-            self._seen[side, name] = value.float().cpu()
+        *_, side, tensor = name.split("/")
+        if tensor.startswith("v_"):
+            self._seen[side, tensor] = value.float().cpu()
 
     def guided(self, cfg: float) -> Latents:
         """Both streams, the negative side taken in as guidance takes it."""
         found = []
         for name in ("v_video", "v_audio"):
-            value = self._seen["net_pos", name]
-            if ("net_neg", name) in self._seen:
-                other = self._seen["net_neg", name]
+            value, other = self._of_both(name)
+            if other is not None:
                 value = other + (value - other) * cfg
             found.append(value)
         return Latents(video=found[0], audio=found[1])
+
+    def _of_both(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Of the positive and the negative side; None where there is none."""
+        if not self._sides.shared:
+            return self._seen["net_pos", name], self._seen.get(("net_neg", name))
+        own = self._seen["net_neg" if self._sides.own else "net_pos", name]
+        positive, negative = self._sides.both(own.to(self._device))
+        return positive.cpu(), negative.cpu()
 
 
 @contextmanager

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import launch
+from runtime.layouts import Layout
 from runtime.parity import ranks
 from runtime.parity.ranks import on_ranks
 from runtime.parity.report import CaseResult
@@ -101,6 +103,8 @@ def answered(statuses: tuple[str, ...], rank: int, store: str) -> CaseResult:
         os._exit(3)
     if statuses[rank] == "hangs":
         time.sleep(60)
+    if statuses[rank] == "echo":
+        return CaseResult(case="c", path="p", status="FAIL", reason="connection closed by peer")
     return CaseResult(case="c", path="p", status=statuses[rank], equal=5 - rank, reason="said")
 
 
@@ -109,8 +113,15 @@ def answered(statuses: tuple[str, ...], rank: int, store: str) -> CaseResult:
     [
         (("bit-equal", "pass"), "pass", "rank 1; said"),
         (("pass", "bit-equal"), "pass", "said"),
-        (("bit-equal", "dead"), "FAIL", "rank 1; its process died (out of memory?)"),
-        (("hangs", "FAIL"), "FAIL", "rank 1; said"),
+        (
+            ("bit-equal", "dead"),
+            "FAIL",
+            "rank 1; its process died (exit code 3; out of memory?)",
+        ),
+        (("hangs", "FAIL"), "FAIL", "rank 1; said; rank 0 killed 0.5 s later"),
+        (("echo", "dead"), "FAIL", "rank 1; its process died (exit code 3; out of memory?)"),
+        (("dead", "echo"), "FAIL", "its process died (exit code 3; out of memory?)"),
+        (("FAIL", "FAIL"), "FAIL", "said"),
     ],
 )
 def test_the_worst_rank_decides_and_a_dead_one_fails_the_case(
@@ -119,3 +130,29 @@ def test_the_worst_rank_decides_and_a_dead_one_fails_the_case(
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
     found = on_ranks(partial(answered, statuses), 2, "c", Path("p"))
     assert (found.status, found.reason) == (status, reason)
+
+
+def exchanging(dying: int, rank: int, store: str) -> CaseResult:
+    """Replays that meet; one of them dies when each has got something of the other."""
+    from runtime.parallel.mesh import mesh_of
+    from runtime.team import Meeting, Ranks
+
+    Ranks(Meeting(rank=rank, ranks=2, local=rank, store=store, interface="lo"), "cpu")
+    everyone = mesh_of(Layout.parse("U2")).everyone
+    try:
+        for count in range(3):
+            if (count, rank) == (1, dying):
+                os._exit(3)
+            everyone.total(torch.ones(8))
+    except RuntimeError as error:
+        return CaseResult(case="c", path="p", status="FAIL", reason=str(error))
+    return CaseResult(case="c", path="p", status="bit-equal")
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_rank_that_dies_in_an_exchange_is_the_one_that_is_told(dying: int) -> None:
+    began = time.monotonic()
+    found = on_ranks(partial(exchanging, dying), 2, "c", Path("p"))
+    told = "its process died (exit code 3; out of memory?)"
+    assert (found.status, found.reason) == ("FAIL", f"rank 1; {told}" if dying else told)
+    assert time.monotonic() - began < 60

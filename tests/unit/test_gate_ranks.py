@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import re
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 import launch
 from runtime.checkpoints import open_checkpoint
+from runtime.checkpoints.base import Checkpoint
+from runtime.h3.denoise import predicted
 from runtime.messages import Plan, Ref2VARequest
-from runtime.parity import gate_plans
+from runtime.nonfinite import NonFinite
+from runtime.parallel.mesh import ALONE, Mesh
+from runtime.parity import gate_plans, gate_runs
 from runtime.parity.gate_cases import Case, random_case
 from runtime.parity.gate_judge import UNAVAILABLE, judge
 from runtime.parity.gate_ranks import RankFailed, evaluations
 from runtime.parity.gate_references import References
-from runtime.parity.gate_runs import Trajectory
+from runtime.parity.gate_runs import Run, Trajectory
 from tests.denoiser_parts import FILES, demo_plan
-from tests.unit.test_gate_command import plan_file, small  # noqa: F401  (a fixture)
+from tests.rank_processes import on_ranks
+from tests.unit.test_gate_command import SMALL, plan_file, small  # noqa: F401  (a fixture)
 
 REQUEST = Ref2VARequest(id="gate", prompt="", width=64, height=64, frames=5, steps=2)
 
@@ -48,6 +60,58 @@ def test_ranks_are_held_to_the_class_of_exact_kernels(
     assert not (tmp_path / "runs").exists()  # it says nothing of any backend
 
 
+def test_ranks_of_each_side_are_held_to_one_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = tmp_path / "guided.toml"
+    request.write_text(SMALL + "cfg = 3.5\n", encoding="utf-8")
+    p, q, out = plan_file(tmp_path, layout="CFG2"), plan_file(tmp_path), tmp_path / "out.json"
+    where = ("--request", request, "--text-rows", "7", "--runs", tmp_path / "runs", "--json", out)
+    assert gate("--plan", p, "--against", q, *where) == 0
+    assert "layout CFG2 against single" in capsys.readouterr().out
+    told = json.loads(out.read_text())
+    assert told["status"] == "passed" and max(told["worst"].values()) < 1e-5
+    assert len(told["results"][0]["steps"]) == 2
+
+
+def test_a_case_without_a_negative_side_has_no_verdict_on_ranks_of_sides() -> None:
+    case = random_case(REQUEST, 7, partial(open_checkpoint, FILES.dit, "dit"), "label")
+    verdict = judge(demo_plan(layout="CFG2"), demo_plan(), case, NoReference())
+    assert verdict.status == UNAVAILABLE and "no negative side" in verdict.reason
+
+
+def guided_case() -> Case:
+    request = replace(REQUEST, cfg=3.5, steps=6)
+    return random_case(request, 7, partial(open_checkpoint, FILES.dit, "dit"), "label")
+
+
+CACHED = {"cache": "easy_cache", "cache_warmup": 1, "cache_threshold": 50.0}
+
+
+def both(mesh: Mesh, plan: Plan, reference: Trajectory) -> tuple[Trajectory, Trajectory]:
+    run = Run(plan, guided_case(), mesh)
+    return run.forced(reference), run.free()
+
+
+@pytest.mark.parametrize("cache", [{}, CACHED])
+def test_each_side_s_ranks_find_what_one_process_finds(cache: dict[str, object]) -> None:
+    """Velocities of both sides, and the steps that a cache of either has answered."""
+    plan = demo_plan(**cache)
+    reference = Run(demo_plan(), guided_case()).free()
+    want = both(ALONE, plan, reference)
+    assert bool(want[0].skipped) == bool(cache)
+    for found in on_ranks(both, "CFG2", replace(plan, layout="CFG2"), reference):
+        for got, expected in zip(found, want, strict=True):
+            assert got.skipped == expected.skipped
+            for one, other in zip(got.steps, expected.steps, strict=True):
+                for name in ("x", "velocity", "denoised"):
+                    pair, there = getattr(one, name), getattr(other, name)
+                    assert torch.equal(pair.video, there.video), name
+                    assert torch.equal(pair.audio, there.audio), name
+    velocities = [step.velocity.video for step in want[1].steps]
+    assert not torch.equal(velocities[0], velocities[1])
+
+
 def test_a_baseline_runs_on_one_device(tmp_path: Path) -> None:
     plan = demo_plan(layout="U2", overlap="qkv", amax="local")
     found, _ = gate_plans.baseline(plan)
@@ -58,7 +122,7 @@ def test_a_baseline_runs_on_one_device(tmp_path: Path) -> None:
     ("p", "q", "options", "words"),
     [
         ({}, {"layout": "U2"}, (), "the reference of a gate runs on one device"),
-        ({"layout": "CFG2"}, {}, (), "choose a layout without CFG2"),
+        ({"layout": "CFG2"}, {}, (), "half of its ranks the negative side, and no case has one"),
         ({"layout": "U2"}, {}, ("--blocks", "1"), "--blocks compares whole blocks"),
     ],
 )
@@ -112,9 +176,56 @@ def test_what_a_layout_refuses_is_told_before_the_reference(
     assert verdict.status == UNAVAILABLE and words in verdict.reason
 
 
-def test_a_rank_that_dies_is_named() -> None:
+class Spoilt:
+    """Opens the demo denoiser; on one rank something else happens first."""
+
+    def __init__(self, rank: int, way: str) -> None:
+        self.rank, self.way = rank, way
+
+    def __call__(self) -> Checkpoint:
+        if dist.is_initialized() and self.rank in (dist.get_rank(), EVERY):
+            if self.way == "dies":
+                os._exit(3)
+            if self.way == "raises":
+                raise MemoryError("no room for the weights")
+            gate_runs.predicted = self.not_finite  # type: ignore[attr-defined]
+        return open_checkpoint(FILES.dit, "dit")
+
+    def not_finite(self, *args: Any) -> Tensor:
+        """The forced run's second step."""
+        if args[6] == 1:
+            raise NonFinite("denoise step 2", "the video latent")
+        return predicted(*args)
+
+
+EVERY = -1
+
+
+def spoilt(rank: int, way: str) -> tuple[Plan, Case, Trajectory]:
     case = random_case(REQUEST, 7, partial(open_checkpoint, FILES.dit, "dit"), "label")
     reference = References().free(demo_plan(), case, -1)
-    dying = replace(case, open=partial(os._exit, 3))
-    with pytest.raises(RankFailed, match=r"rank [01] ended: exit code 3"):
-        evaluations(demo_plan(layout="U2"), dying, reference, -1)
+    return demo_plan(layout="U2"), replace(case, open=Spoilt(rank, way)), reference
+
+
+@pytest.mark.parametrize(
+    ("rank", "way", "words"),
+    [
+        (1, "dies", "rank 1 ended: its process died (exit code 3; out of memory?)"),
+        (0, "dies", "rank 0 ended: its process died (exit code 3; out of memory?)"),
+        (1, "raises", "rank 1 ended: MemoryError: no room for the weights"),
+        (1, "not finite", "rank 1 ended: denoise step 2 produced non-finite values in the video"),
+        (0, "not finite", "rank 0 ended: denoise step 2 produced non-finite values in the video"),
+    ],
+)
+def test_a_rank_that_fails_alone_is_named_and_ends_all(rank: int, way: str, words: str) -> None:
+    """Not the other one, which finds its connection closed."""
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=re.escape(words)):
+        evaluations(*spoilt(rank, way), -1)
+    assert time.monotonic() - began < 60
+    assert not multiprocessing.active_children()
+
+
+def test_what_every_rank_finds_is_told_once_without_a_rank() -> None:
+    with pytest.raises(ValueError, match=r"^denoise step 2 produced non-finite"):
+        evaluations(*spoilt(EVERY, "not finite"), -1)
