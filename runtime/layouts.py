@@ -57,6 +57,15 @@ class Layout:
         return "x".join(f"{word}{n}" for word, n in parts if n > 1) or SINGLE
 
 
+def check_heads(layout: Layout, heads: int) -> None:
+    """ValueError for a layout that cuts attention into more parts than the model has heads."""
+    if layout.of_a_side > heads:
+        raise ValueError(
+            f"layout {layout.name} shares attention among {layout.of_a_side} ranks, and the model "
+            f"has {heads} heads, too few for one each; choose a layout of at most {heads} ranks"
+        )
+
+
 def check_guidance(layout: str, cfg: float) -> None:
     """ValueError for a layout with ranks for a negative side that the request does not have."""
     if Layout.parse(layout).guidance > 1 and not guided(cfg):

@@ -24,7 +24,7 @@ from runtime.h3.parallelize import share_amax, share_rows, share_weights
 from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
 from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise import load as load_elementwise
-from runtime.layouts import Layout
+from runtime.layouts import Layout, check_heads
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
 from runtime.parallel.mesh import ALONE, Mesh
@@ -54,7 +54,7 @@ def load_denoiser(
     """The denoiser of a checkpoint, on the device, ready to run; `meter` measures its calls.
 
     mesh: the ranks that evaluate it together; each loads it at the same time. ValueError where the
-    plan has more.
+    plan has more, and for more than the model has heads.
 
     Unavailable before anything is read when a backend of the plan cannot run here, CheckpointError
     when the file does not fit the model.
@@ -67,6 +67,7 @@ def load_denoiser(
     if meter is not None:
         mesh = mesh.timed_by(meter.transfer)
     cfg = H3Config.from_checkpoint(checkpoint)
+    check_heads(Layout(tensor=mesh.weights.size, ulysses=mesh.rows.size), cfg.num_heads)
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()
     compute = DTYPES[plan.dtype]
     options = attention_options(plan)

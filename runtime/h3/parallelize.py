@@ -111,9 +111,6 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     wait: Wait = Exchange.wait
     if meter is not None:
         wait = meter.wrap(COMMUNICATION, wait)
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        head_shares(block.attn.heads, mesh.rows.size)  # a sentence before any row is computed
     shared, gathered = RowShares(), False
     for block in model.blocks:
         assert isinstance(block, Block)

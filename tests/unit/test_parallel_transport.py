@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.parallel.mesh import Exchange, Mesh
+from runtime.checkpoints import open_checkpoint
+from runtime.h3.load import load_denoiser
+from runtime.layouts import Layout, check_heads
+from runtime.parallel.mesh import Exchange, Group, Mesh
 from runtime.parallel.shares import head_shares, ranges, row_shares, shares, unit_shares
 from runtime.parallel.ulysses import RowShares, Ulysses
+from tests.denoiser_parts import CPU, FILES, demo_plan
 from tests.rank_processes import on_ranks
 
 HEADS = 56
@@ -87,6 +91,26 @@ def test_too_few_heads_or_units_are_refused_in_a_sentence() -> None:
         head_shares(4, 6)
     with pytest.raises(ValueError, match="192 features cannot be shared among 8 ranks"):
         unit_shares(192, 8, (128, 64))
+
+
+@pytest.mark.parametrize(("layout", "heads"), [("U6", 5), ("TP2xU4", 7), ("CFG2xU4", 3)])
+def test_a_layout_that_cannot_cut_the_heads_is_refused(layout: str, heads: int) -> None:
+    asked = Layout.parse(layout)
+    with pytest.raises(ValueError, match=f"has {heads} heads, too few for one each"):
+        check_heads(asked, heads)
+    check_heads(asked, heads + 1)
+
+
+def test_heads_are_counted_before_a_weight_is_read() -> None:
+    """The demo denoiser has four."""
+
+    def read(done: int, total: int) -> None:
+        raise AssertionError("a weight was read")
+
+    checkpoint, plan = open_checkpoint(FILES.dit, "dit"), demo_plan(layout="U6")
+    mesh = Mesh(rows=Group(size=6), everyone=Group(size=6))
+    with pytest.raises(ValueError, match="layout U6 shares attention among 6 ranks"):
+        load_denoiser(checkpoint, plan, CPU, read, mesh=mesh)
 
 
 def grouped(mesh: Mesh) -> list[float]:
