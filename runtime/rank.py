@@ -34,7 +34,7 @@ from runtime.messages import (
     Ref2VARequest,
     Reference,
 )
-from runtime.parity.plans import read_plan
+from runtime.parity.plans import expanded, read_plan
 from runtime.team import Meeting
 from runtime.worker import Worker
 
@@ -70,21 +70,22 @@ def main(argv: Sequence[str]) -> int:
     """0 once the request has ended well; 2 for what torchrun or the files lack."""
     parser = argparse.ArgumentParser(prog="python -m runtime.rank", description=__doc__)
     parser.add_argument("--plan", required=True, help="a TOML file or a name in presets/plans")
-    parser.add_argument("--request", type=Path, required=True, help="a TOML file")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results, of rank 0")
+    parser.add_argument("--request", required=True, help="a TOML file")
+    parser.add_argument("--out", required=True, help="folder of the results, of rank 0")
     parser.add_argument("--no-media", action="store_true", help="float frames in place of an mp4")
     args = parser.parse_args(argv)
     try:
-        plan, request = read_plan(args.plan), read_request(args.request)
+        plan, request = read_plan(args.plan), read_request(expanded(args.request))
+        out = expanded(args.out)
         need_h3(plan, "runtime.rank")
         check_guidance(plan.layout, request.cfg)
         meeting = _meeting(plan)
+        if meeting.rank == 0:
+            out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(f"runtime.rank: {error}", file=sys.stderr)
         return 2
-    if meeting.rank == 0:
-        args.out.mkdir(parents=True, exist_ok=True)
-    command = Generate(request=request, out=args.out, media=not args.no_media, preview=False)
+    command = Generate(request=request, out=out, media=not args.no_media, preview=False)
     pipe = OneRequest(command, meeting.rank)
     Worker(plan, FAMILIES, meeting, pipe).serve()
     return 0
@@ -102,9 +103,7 @@ def read_request(path: Path) -> Ref2VARequest:
 
 def _reference(folder: Path, table: dict[str, Any]) -> Reference:
     paths: dict[str, Any] = {
-        name: folder / Path(table[name]).expanduser()
-        for name in ("path", "soundtrack")
-        if name in table
+        name: folder / expanded(table[name]) for name in ("path", "soundtrack") if name in table
     }
     return Reference(**{**table, **paths})
 

@@ -18,6 +18,7 @@ from app.errors import Forbidden, Missing, TooLarge
 from app.golden_imports import MOST_BYTES, discard, import_folder, import_upload
 from app.goldens import Golden, Goldens, facts_of
 from app.job import Job
+from app.presets import user_path
 from app.shapes import job_json
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600"}
@@ -84,7 +85,7 @@ def _add_goldens(routes: APIRouter, goldens: Goldens, asked: Any) -> None:
                 "a folder is imported by the admin from the machine that the console runs on; "
                 "upload a zip of it instead"
             )
-        return {"collection": import_folder(goldens, who.name, Path(body.folder).expanduser())}
+        return {"collection": import_folder(goldens, who.name, user_path(body.folder))}
 
     @routes.delete("/goldens/{collection}")
     def remove(collection: str, who: User = asked) -> dict[str, str]:

@@ -352,3 +352,5 @@ def test_a_folder_is_imported_by_the_admin_of_this_machine_only(
     assert admin.post("/parity/goldens/folder", json=body).json() == {"collection": "captured"}
     missing = admin.post("/parity/goldens/folder", json={"folder": str(tmp_path / "none")})
     assert "is not a folder" in missing.json()["detail"]
+    nobody = admin.post("/parity/goldens/folder", json={"folder": "~nosuchuser/goldens"})
+    assert nobody.status_code == 400 and "leads nowhere" in nobody.json()["detail"]

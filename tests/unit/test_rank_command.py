@@ -57,6 +57,33 @@ def test_a_layout_for_a_negative_side_that_is_none_starts_nothing(
     assert "layout CFG2 gives half of its ranks the negative side" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["plan", "request", "out"])
+def test_the_home_of_nobody_is_one_sentence(option: str, files: list[str]) -> None:
+    files[files.index(f"--{option}") + 1] = "~nosuchuser/x.toml"
+    refused_for_nobody(run([sys.executable, "-m"], files))
+    assert not (ROOT / "~nosuchuser").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("request.toml", REQUEST + '[[references]]\nkind = "image"\npath = "~nosuchuser/x.png"\n'),
+        ("plan.toml", 'device = "cpu"\n[models]\ndit = "~nosuchuser/x.safetensors"\n'),
+    ],
+)
+def test_a_file_that_names_the_home_of_nobody_is_one_sentence(
+    file: str, text: str, files: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(text)
+    refused_for_nobody(run([sys.executable, "-m"], files))
+
+
+def refused_for_nobody(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 2
+    assert "runtime.rank: ~nosuchuser/x" in done.stderr and "leads nowhere" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_request_that_cannot_run_is_told_and_ends_all(files: list[str], tmp_path: Path) -> None:
     (tmp_path / "request.toml").write_text(
         REQUEST + '[[references]]\nkind = "image"\npath = "none.png"\n'
