@@ -19,7 +19,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
-from app import families, licences
+from app import families, licences, models
 from app.children import run_child
 from app.needs import CPU_ENGINE_RAM
 from app.nvml import Gpus
@@ -168,16 +168,24 @@ def _torch(bad: Status, needless: str, machine: Machine) -> Finding:
 
 def _checkpoints(plan: Plan) -> Iterator[Finding]:
     family = families.of_plan(plan)
+    problems = {file.role: file.problem for file in models.look(plan).files}
     for role, path in families.paths(plan).items():
         words = _TITLES.get(role, role.replace("_", " "))
         if path is not None and role not in family.folders and path.is_file():
             yield _checkpoint(plan, path, family.parts.get(role, role), words)
         elif path is not None and role in family.folders and path.is_dir():
-            text = f"folder {path.name}, {_size(_bytes(path))}"
-            yield Finding(name=words, status="ok", text=text)
+            yield _folder(plan, path, words, problems[role])
         else:
             todo = f"put the file there, or change [models] in plan {plan.name}"
             yield Finding(name=words, status="fatal", text=f"{path} is not there", todo=todo)
+
+
+def _folder(plan: Plan, path: Path, words: str, problem: str) -> Finding:
+    if problem:
+        todo = f"name another folder in [models] of plan {plan.name}"
+        return Finding(name=words, status="fatal", text=problem, todo=todo)
+    text = f"folder {path.name}, {_size(_bytes(path))}"
+    return Finding(name=words, status="ok", text=text)
 
 
 def _checkpoint(plan: Plan, file: Path, role: str, words: str) -> Finding:

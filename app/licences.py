@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from app import models
 from app.errors import Missing, Unacknowledged
 from runtime.checkpoints.header import RANDOM_WEIGHTS, read_header
 from runtime.media.files import write_json_atomic
@@ -100,7 +101,12 @@ def of_plan(plan: Plan) -> Licence | None:
 
 
 def look(plan: Plan) -> Found:
-    """Reads the header of the denoiser; ValueError or OSError when that cannot be done."""
+    """Reads the header of the denoiser; ValueError or OSError when that cannot be done.
+
+    ValueError also for a file that the plan cannot use: nobody is asked about its licence.
+    """
+    if problem := models.denoiser_problem(plan):
+        raise ValueError(problem)
     told = read_header(plan.models.dit).metadata.get("license")
     digest = "" if told is None else hashlib.sha256(told.encode()).hexdigest()[:16]
     return Found(file=plan.models.dit.name, metadata=told and told[:_SHOWN], digest=digest)

@@ -13,8 +13,12 @@ from app.estimate import FileFound
 from runtime.checkpoints.classify import Part, classify
 from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.checkpoints.modes import KNOWN_MODELS
+from runtime.layouts import Layout, check_heads
 from runtime.ltx.census import ROLE as LTX_ROLE
+from runtime.ltx.census import Census, read_census
+from runtime.ltx.folders import check_role
 from runtime.ltx.orders import problem_of
+from runtime.ltx.text_folder import check_text_folder
 from runtime.messages import Plan
 
 
@@ -31,9 +35,15 @@ class Models:
         return self.parts["dit"].mode if "dit" in self.parts else "unknown"
 
 
+def denoiser_problem(plan: Plan) -> str:
+    """Why the denoiser's file cannot be used, "" if it can."""
+    return _look(plan, "dit", plan.models.dit)[1].problem
+
+
 def look(plan: Plan) -> Models:
     """What is there; a file that cannot be used carries its problem."""
-    files, parts = [], {}
+    files: list[FileFound] = []
+    parts: dict[str, Part] = {}
     folders = families.of_plan(plan).folders
     for role, path in families.paths(plan).items():
         if path is None:
@@ -41,7 +51,8 @@ def look(plan: Plan) -> Models:
             files.append(FileFound(role=role, name="", path="", problem=told))
             continue
         if role in folders:
-            files.append(_look_into(plan, role, path))
+            denoiser = None if files[0].problem else plan.models.dit  # which the folders must fit
+            files.append(_look_into(plan, role, path, denoiser))
             continue
         part, found = _look(plan, role, path)
         files.append(found)
@@ -50,16 +61,35 @@ def look(plan: Plan) -> Models:
     return Models(files=tuple(files), parts=parts)
 
 
-def _look_into(plan: Plan, role: str, path: Path) -> FileFound:
-    """A folder as diffusers and transformers write it."""
+def _look_into(plan: Plan, role: str, path: Path, denoiser: Path | None) -> FileFound:
+    """A folder of LTX as diffusers and transformers write it."""
     config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
     blank = FileFound(role=role, name=path.name, path=str(path))
     if not config.is_file() or not weights:
         lacks = "no config.json" if not config.is_file() else "no .safetensors file"
         todo = "put a folder of that layout there or change [models] in the plan"
         return _with(blank, f"{path} has {lacks}, which plan {plan.name} needs; {todo}")
+    problem = "" if denoiser is None else _folder_problem(plan, role, path, denoiser)
     size = sum(file.stat().st_size for file in weights)
-    return replace(blank, bytes=size, family="folder", stored="", resident_bytes=size)
+    held = 0 if problem else size
+    return replace(
+        blank, bytes=size, family="folder", stored="", resident_bytes=held, problem=problem
+    )
+
+
+def _folder_problem(plan: Plan, role: str, path: Path, denoiser: Path) -> str:
+    """Why the engine would not load the folder beside this denoiser, by config.json and headers."""
+    state = denoiser.stat()
+    census = _census(denoiser, state.st_mtime_ns, state.st_size)
+    try:
+        if role == "text_encoder":
+            tokenizer = plan.models.tokenizer
+            check_text_folder(path, tokenizer, census.config, census.gemma_version)
+        else:
+            check_role(role, path, census.config.in_channels)
+    except (OSError, ValueError) as error:
+        return f"{error}; change [models] in plan {plan.name}"
+    return ""
 
 
 def _look(plan: Plan, role: str, path: Path) -> tuple[Part | None, FileFound]:
@@ -69,6 +99,8 @@ def _look(plan: Plan, role: str, path: Path) -> tuple[Part | None, FileFound]:
         known = KNOWN_MODELS.stat().st_mtime_ns if KNOWN_MODELS.exists() else 0
         wanted = families.of_plan(plan).parts.get(role, role)
         part = _part(path, wanted, state.st_mtime_ns, state.st_size, known)
+        if wanted == "dit" and not part.problem:
+            check_heads(Layout.parse(plan.layout), part.dims["heads"])
         if wanted == LTX_ROLE and not part.problem:
             told = _ltx_problem(path, plan.ltx_nvfp4_order, state.st_mtime_ns, state.st_size)
             part = replace(part, problem=told)
@@ -101,8 +133,17 @@ def _part(path: Path, role: str, changed: int, size: int, known: int) -> Part:
     if role not in parts:
         holds = ", ".join(part.family for part in parts.values())
         named = role.removeprefix("ltx_")
-        raise CheckpointError(f"{path} holds {holds}, the plan names it as its {named}")
+        raise CheckpointError(
+            f"{path} holds {holds}, the plan names it as its {named}; change [models] in the plan"
+        )
     return parts[role]
+
+
+@functools.lru_cache(maxsize=8)
+def _census(path: Path, changed: int, size: int) -> Census:
+    """Of a denoiser that has no problem."""
+    del changed, size
+    return read_census(read_header(path))
 
 
 @functools.lru_cache(maxsize=64)

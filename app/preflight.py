@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from app import families, presets
+from app import families, models, presets
 from app.media import called
 from runtime.layouts import check_guidance
 from runtime.media.info import MediaInfo
@@ -94,7 +94,7 @@ def check_reference(
 
 
 def check_models(plan: Plan) -> None:
-    """Every model that the plan's family needs is there."""
+    """Every model that the plan's family needs is there and, by its header, the right one."""
     family = families.of_plan(plan)
     for role, path in families.paths(plan).items():
         if path is None:
@@ -108,6 +108,9 @@ def check_models(plan: Plan) -> None:
                 f"plan {plan.name} needs {path}, which is {what}; put "
                 f"{'it' if folder else 'the file'} there or change [models] in the plan{make}"
             )
+    for file in models.look(plan).files:
+        if file.problem:
+            raise ValueError(file.problem)
 
 
 def disk_need(request: Request) -> int:

@@ -1,30 +1,96 @@
-"""Plans of family ltx over files that only look like the models, for tests without an engine."""
+"""Plans of family ltx over files that are the models by all but their numbers, which are zeros.
+
+Headers and config.json are those of the tiny demo, so that preflight finds nothing; no engine can
+run them.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
+from typing import Any
 
+from runtime.ltx.config import LTXConfig
+from runtime.ltx.folders import AUDIO_VAE, LATENTS_MEAN, UPSAMPLER, VIDEO_VAE, VOCODER, Component
+from runtime.ltx.published import TINY_CONFIG, connectors, metadata_of
+from runtime.ltx.published import denoiser as published
+from runtime.ltx.text_folder import CLASS_NAME, OFFICIAL
 from runtime.messages import ModelFiles, Plan
 
-FOLDERS = ("text_encoder", "video_vae", "audio_vae", "vocoder", "upsampler")
+CONFIG = LTXConfig.from_header(metadata_of(TINY_CONFIG))
+LAYERS = 1
+_BYTES = {"F32": 4, "BF16": 2}
 
 
-def denoiser(path: Path, license: str | None) -> Path:
-    """A safetensors file without tensors whose header says this of its licence."""
-    metadata = {"model_version": "2.5.0"} | ({} if license is None else {"license": license})
-    header = json.dumps({"__metadata__": metadata}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
+def zeros(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], **metadata: str) -> Path:
+    """A safetensors file of zeros: (dtype, shape) by name."""
+    table: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + _BYTES[dtype] * prod(shape)
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    header = json.dumps(table).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(file.tell() + end)
     return path
 
 
-def plan_of(folder: Path, license: str | None = "LTX-2.x Community License") -> Plan:
-    """A plan whose five folders are there and whose denoiser is such a file."""
-    for part in FOLDERS:
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    parts = {part: folder / part for part in FOLDERS}
-    models = ModelFiles(dit=denoiser(folder / "dit.safetensors", license), **parts)  # type: ignore[arg-type]
+def denoiser(path: Path, license: str | None) -> Path:
+    """A tiny unquantised denoiser whose header says this of its licence."""
+    metadata = metadata_of(TINY_CONFIG)
+    del metadata["license"]
+    specs = [*published(CONFIG, keyframes=True), *connectors(CONFIG)]
+    tensors = {spec.name: (spec.dtype, tuple(spec.shape)) for spec in specs}
+    return zeros(path, tensors, **metadata, **({} if license is None else {"license": license}))
+
+
+def folder(path: Path, config: Mapping[str, Any], **tensors: tuple[int, ...]) -> Path:
+    """A folder with this config.json and tensors of these shapes."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    zeros(path / "model.safetensors", {name: ("F32", shape) for name, shape in tensors.items()})
+    return path
+
+
+def component(path: Path, of: Component, **options: object) -> Path:
+    """A folder of one of diffusers' parts."""
+    config = {"_class_name": of.class_name, **of.options, **options}
+    return folder(path, config, **{LATENTS_MEAN: (128,)})
+
+
+def text_encoder(path: Path, **table: object) -> Path:
+    """A tower with its projection and its tokenizer in one folder."""
+    text = {
+        "hidden_size": CONFIG.caption_channels,
+        "num_hidden_layers": LAYERS,
+        "bos_token_id": 2,
+        "pad_token_id": 0,
+        **table,
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stream, width in (("video", CONFIG.video_dim), ("audio", CONFIG.audio_dim)):
+        shapes[OFFICIAL.format(stream, "weight")] = (width, CONFIG.caption_channels * (LAYERS + 1))
+        shapes[OFFICIAL.format(stream, "bias")] = (width,)
+    folder(path, {"architectures": [CLASS_NAME], "text_config": text}, **shapes)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def plan_of(place: Path, license: str | None = "LTX-2.x Community License") -> Plan:
+    """A plan in whose files preflight finds no fault, and whose denoiser has this licence."""
+    place.mkdir(parents=True, exist_ok=True)
+    models = ModelFiles(
+        dit=denoiser(place / "dit.safetensors", license),
+        text_encoder=text_encoder(place / "text_encoder"),
+        video_vae=component(place / "video_vae", VIDEO_VAE, latent_channels=CONFIG.in_channels),
+        audio_vae=component(place / "audio_vae", AUDIO_VAE),
+        vocoder=component(place / "vocoder", VOCODER),
+        upsampler=component(place / "upsampler", UPSAMPLER, in_channels=CONFIG.in_channels),
+    )
     return Plan(
         name="mine",
         models=models,

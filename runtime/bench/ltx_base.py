@@ -18,7 +18,7 @@ from runtime.ltx.denoiser import stages_of
 from runtime.ltx.load import LTXCheckpoint, open_denoiser
 from runtime.ltx.model import Contexts
 from runtime.ltx.published import FORMATS
-from runtime.ltx.text import CONTEXT_ROWS
+from runtime.ltx.sizes import CONTEXT_ROWS
 from runtime.messages import LTXRequest, Plan
 
 

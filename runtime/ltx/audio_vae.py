@@ -10,20 +10,14 @@ import torch
 from torch import Tensor
 
 from runtime.cancel import Cancelled
-from runtime.checkpoints.header import CheckpointError
 from runtime.checkpoints.load import LoadReport
-from runtime.ltx.components import check_option, load_component
+from runtime.ltx.components import load_component
+from runtime.ltx.folders import AUDIO_VAE, VOCODER, check_audio_vae, check_options
 from runtime.ltx.packing import audio_latent, audio_tokens
-from runtime.ltx.sizes import AUDIO_BINS, AUDIO_CHANNELS
 from runtime.ltx.video_vae import never
 from runtime.nonfinite import require_finite
 
 DECODE_STAGE = "audio VAE decode"
-SAMPLE_RATE = 48_000  # Hz that the vocoder puts out
-MEL_RATE = 16_000  # Hz of the wave whose mel spectrogram the VAE decodes
-MEL_HOP = 160
-MEL_BINS = 64
-CHANNELS = 2
 
 
 class AudioDecoder:
@@ -53,44 +47,12 @@ def load_audio_decoder(
     vae_folder: Path, vocoder_folder: Path, *, device: torch.device
 ) -> tuple[AudioDecoder, LoadReport]:
     """Both folders; the vocoder is the one with bandwidth extension to 48 kHz."""
-    vae, vae_report = load_component(
-        vae_folder,
-        "audio VAE",
-        "AutoencoderKLLTX2Audio",
-        module="diffusers",
-        device=device,
-        dtype=torch.float32,
-    )
-    for name, value in (
-        ("latent_channels", AUDIO_CHANNELS),
-        ("output_channels", CHANNELS),
-        ("sample_rate", MEL_RATE),
-        ("mel_hop_length", MEL_HOP),
-        ("mel_bins", MEL_BINS),
-        ("is_causal", True),
-    ):
-        check_option(vae_folder, vae.config, name, value)
-    packed = AUDIO_CHANNELS * AUDIO_BINS
-    if vae.latents_mean.numel() != packed:
-        raise CheckpointError(
-            f"{vae_folder} has {vae.latents_mean.numel()} statistics of the latents, but a packed "
-            f"audio token has {packed} channels"
-        )
+    vae, vae_report = load_component(vae_folder, AUDIO_VAE, device=device, dtype=torch.float32)
+    check_audio_vae(vae_folder, vae.config, vae.latents_mean.numel())
     vocoder, vocoder_report = load_component(
-        vocoder_folder,
-        "vocoder",
-        "LTX2VocoderWithBWE",
-        module="diffusers.pipelines.ltx2.vocoder",
-        device=device,
-        dtype=torch.float32,
+        vocoder_folder, VOCODER, device=device, dtype=torch.float32
     )
-    for name, value in (
-        ("in_channels", CHANNELS * MEL_BINS),
-        ("out_channels", CHANNELS),
-        ("input_sampling_rate", MEL_RATE),
-        ("output_sampling_rate", SAMPLE_RATE),
-    ):
-        check_option(vocoder_folder, vocoder.config, name, value)
+    check_options(vocoder_folder, VOCODER, vocoder.config)
     both = LoadReport(
         bytes=vae_report.bytes + vocoder_report.bytes,
         seconds=vae_report.seconds + vocoder_report.seconds,

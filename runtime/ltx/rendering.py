@@ -17,7 +17,8 @@ from torch import Tensor
 
 from runtime.clock import AUDIO_VAE_DECODE, MUX, VIDEO_VAE_DECODE
 from runtime.job import Job
-from runtime.ltx.audio_vae import SAMPLE_RATE, AudioDecoder
+from runtime.ltx.audio_vae import AudioDecoder
+from runtime.ltx.folders import SAMPLE_RATE
 from runtime.ltx.recipe import Latents
 from runtime.ltx.sizes import AUDIO_BINS, AUDIO_CHANNELS
 from runtime.ltx.video_vae import VideoVAE

@@ -9,6 +9,7 @@ FRAMES_PER_LATENT = 8  # frames 8k+1 <-> latents k+1
 SIZE_MULTIPLE = 64  # of two stages: the first runs at half the size
 AUDIO_LATENTS_PER_SECOND = 25  # mel at 16 kHz, hop 160, four mel frames a latent
 AUDIO_CHANNELS, AUDIO_BINS = 8, 16  # of an audio latent; a token holds both, channels first
+CONTEXT_ROWS = 1024  # of the text, which the connectors fill up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

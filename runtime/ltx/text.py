@@ -19,8 +19,8 @@ from runtime.ltx.forms import MODEL, Form
 from runtime.ltx.layers import Attention, FeedForward, rms
 from runtime.ltx.model import Contexts
 from runtime.ltx.packing import Rotation, rotation
+from runtime.ltx.sizes import CONTEXT_ROWS
 
-CONTEXT_ROWS = 1024
 NORM_EPS = 1e-6
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from runtime.checkpoints.load import LoadReport
 from runtime.ltx.attention import load_ltx_attention
-from runtime.ltx.components import component_folder
+from runtime.ltx.folders import component_folder
 from runtime.ltx.forms import FORMS
 from runtime.ltx.load import LTXCheckpoint, load_connectors
 from runtime.ltx.model import Contexts
 from runtime.ltx.text import Connectors
-from runtime.ltx.text_files import check_gemma_versions, folder_gemma_version
+from runtime.ltx.text_folder import PART, check_gemma_versions, folder_gemma_version
 from runtime.ltx.text_tower import TextTower, load_text_tower
 from runtime.messages import Plan
 
@@ -41,7 +41,7 @@ class TextSide:
         self._tower: TextTower | None = None
         self._connectors: Connectors | None = None
         self.reports: list[LoadReport] = []
-        folder = component_folder(plan.models.text_encoder, "text encoder")
+        folder = component_folder(plan.models.text_encoder, PART)
         wanted = checkpoint.census.gemma_version
         self.version_note = check_gemma_versions(wanted, folder_gemma_version(folder)) or ""
         if plan.text_encoder == "resident":

@@ -19,15 +19,23 @@ from torch import Tensor, nn
 from runtime.cancel import Cancelled
 from runtime.checkpoints.header import CheckpointError
 from runtime.checkpoints.load import LoadReport
-from runtime.ltx.components import component_config, component_folder, library
+from runtime.ltx.components import library
 from runtime.ltx.config import LTXConfig
-from runtime.ltx.text import CONTEXT_ROWS, TextProjection
-from runtime.ltx.text_files import folder_gemma_version, open_tokenizer, read_projection
+from runtime.ltx.sizes import CONTEXT_ROWS
+from runtime.ltx.text import TextProjection
+from runtime.ltx.text_files import read_projection
+from runtime.ltx.text_folder import (
+    CLASS_NAME,
+    check_table,
+    folder_gemma_version,
+    open_tokenizer,
+    prompt_ids,
+    tower_config,
+)
 from runtime.ltx.video_vae import never
 from runtime.nonfinite import require_finite
 
 STAGE = "text encode"
-CLASS_NAME = "Gemma4UnifiedForConditionalGeneration"
 # Tensors that may lie beside the tower's: its projection, its tokenizer, its other inputs
 _BESIDE = ("text_embedding_projection.", "tokenizer_json", "hf_asset__")
 
@@ -60,18 +68,8 @@ class TextTower:
         self.bos, self.pad, self.version, self.load = bos, pad, version, report
 
     def tokens(self, prompt: str) -> list[int]:
-        """Ids of the stripped prompt behind one BOS, which the tokenizer may not add itself.
-
-        ValueError for more than 1,024.
-        """
-        ids: list[int] = self.tokenizer.encode(prompt.strip()).ids
-        if ids[:1] != [self.bos]:
-            ids = [self.bos, *ids]
-        if len(ids) > CONTEXT_ROWS:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens, at most {CONTEXT_ROWS} fit; shorten it"
-            )
-        return ids
+        """Ids as text_folder.prompt_ids."""
+        return prompt_ids(self.tokenizer, self.bos, prompt)
 
     def hidden_states(
         self, prompt: str, *, cancelled: Callable[[], bool] = never
@@ -111,7 +109,6 @@ def load_text_tower(
     CheckpointError: another model, tensors that do not fit, no tokenizer or no projection.
     """
     began = time.perf_counter()
-    component_folder(folder, "text encoder")
     table = _text_config(folder, config)
     words = open_tokenizer(folder, tokenizer)
     projection = read_projection(folder, config, table["num_hidden_layers"] + 1)
@@ -138,22 +135,10 @@ def load_text_tower(
 
 def _text_config(folder: Path, config: LTXConfig) -> dict[str, Any]:
     """The text part of the tower's config.json, with what transformers takes by default."""
-    kinds = component_config(folder).get("architectures") or []
-    if CLASS_NAME not in kinds:
-        raise CheckpointError(
-            f"{folder} is of class {', '.join(map(str, kinds)) or 'unknown'}, but the text encoder "
-            f"of LTX-2.5 is a {CLASS_NAME}"
-        )
+    tower_config(folder)
     cls = getattr(library("transformers"), CLASS_NAME).config_class
     table: dict[str, Any] = cls.from_pretrained(folder, local_files_only=True).text_config.to_dict()
-    if table["hidden_size"] != config.caption_channels:
-        raise CheckpointError(
-            f"{folder} has hidden states of {table['hidden_size']} channels, but the denoiser was "
-            f"made for {config.caption_channels}"
-        )
-    for name in ("bos_token_id", "pad_token_id"):
-        if not isinstance(table[name], int):
-            raise CheckpointError(f"{folder} must name one {name}, got {table[name]!r}")
+    check_table(folder, table, config)
     return table
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoints.load import LoadReport
-from runtime.ltx.components import check_option, load_component
+from runtime.ltx.components import load_component
+from runtime.ltx.folders import UPSAMPLER, check_upsampler
 from runtime.ltx.video_vae import VideoVAE
 from runtime.nonfinite import require_finite
 
@@ -35,19 +36,6 @@ def load_upsampler(
     folder: Path, vae: VideoVAE, *, dtype: torch.dtype
 ) -> tuple[Upsampler, LoadReport]:
     """The spatial x2 upsampler of a folder, on the VAE's device."""
-    module, report = load_component(
-        folder,
-        "latent upsampler",
-        "LTX2LatentUpsamplerModel",
-        module="diffusers.pipelines.ltx2.latent_upsampler",
-        device=vae.device,
-        dtype=dtype,
-    )
-    config = module.config
-    check_option(folder, config, "in_channels", vae.latent_channels)
-    check_option(folder, config, "dims", 3)
-    check_option(folder, config, "spatial_upsample", True)
-    check_option(folder, config, "temporal_upsample", False)
-    if config["use_rational_resampler"]:
-        check_option(folder, config, "rational_spatial_scale", 2.0)
+    module, report = load_component(folder, UPSAMPLER, device=vae.device, dtype=dtype)
+    check_upsampler(folder, module.config, vae.latent_channels)
     return Upsampler(module, vae), report

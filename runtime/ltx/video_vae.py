@@ -5,7 +5,7 @@ Axes: B batch (1), C channels, F frames or latent frames, H W pixels, h w latent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from runtime.cancel import Cancelled
-from runtime.checkpoints.header import CheckpointError
 from runtime.checkpoints.load import LoadReport
-from runtime.ltx.components import check_option, load_component
+from runtime.ltx.components import load_component
+from runtime.ltx.folders import VIDEO_VAE, check_video_vae
 from runtime.ltx.sizes import FRAMES_PER_LATENT, PIXELS_PER_LATENT
 from runtime.nonfinite import require_finite
 
 ENCODE_STAGE = "video VAE encode"
 DECODE_STAGE = "video VAE decode"
-UP_STAGES = 4  # of the decoder; LTX-2's first one has three over the same compression
 CHUNK_FRAMES = 16  # frames that leave the device together
 BYTE_MAX = 255
 
@@ -118,48 +117,9 @@ def load_video_vae(
     folder: Path, *, channels: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[VideoVAE, LoadReport]:
     """The VAE of a folder; `channels` are the denoiser's. CheckpointError as load_component."""
-    module, report = load_component(
-        folder,
-        "video VAE",
-        "AutoencoderKLLTX2Video",
-        module="diffusers",
-        device=device,
-        dtype=dtype,
-    )
-    config = module.config
-    check_option(folder, config, "latent_channels", channels)
-    check_option(folder, config, "timestep_conditioning", False)
-    check_option(folder, config, "scaling_factor", 1.0)
-    stages = len(config["upsample_type"])
-    if stages != UP_STAGES:
-        raise CheckpointError(
-            f"{folder} has a decoder of {stages} stages, but LTX-2.5 has {UP_STAGES}; it is the "
-            f"VAE of another version"
-        )
-    for side in ("down", "up"):
-        found = compression(config, side)
-        if found != (PIXELS_PER_LATENT, FRAMES_PER_LATENT):
-            raise CheckpointError(
-                f"{folder} {side}samples by {found[0]} in space and {found[1]} in time, but "
-                f"LTX-2.5 has {PIXELS_PER_LATENT} and {FRAMES_PER_LATENT}"
-            )
+    module, report = load_component(folder, VIDEO_VAE, device=device, dtype=dtype)
+    check_video_vae(folder, module.config, channels)
     return VideoVAE(module), report
-
-
-def compression(config: Mapping[str, Any], side: str) -> tuple[int, int]:
-    """Pixels and frames per latent that the blocks of one side ("down", "up") really make.
-
-    The config's own two ratios are not asked: where they are absent diffusers guesses wrong.
-    """
-    scaled = config[
-        "spatio_temporal_scaling" if side == "down" else "decoder_spatio_temporal_scaling"
-    ]
-    kinds: Sequence[str] = config[f"{side}sample_type"]
-    flags = [scaled] * len(kinds) if isinstance(scaled, bool) else list(scaled)
-    used = [kind for kind, flag in zip(kinds, flags, strict=True) if flag]
-    space = sum(kind in ("spatial", "spatiotemporal") for kind in used)
-    time = sum(kind in ("temporal", "spatiotemporal") for kind in used)
-    return config["patch_size"] * 2**space, config["patch_size_t"] * 2**time
 
 
 @contextmanager

@@ -22,6 +22,8 @@ TORCH_FREE = {
     "runtime.ltx.sizes",
     "runtime.ltx.census",
     "runtime.ltx.orders",
+    "runtime.ltx.folders",
+    "runtime.ltx.text_folder",
     "runtime.parity.ltx_kinds",
 }
 DRAWING = {"gradio", "plotly"}

@@ -18,10 +18,11 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.ltx import components
 from runtime.ltx.audio_vae import AudioDecoder, load_audio_decoder
 from runtime.ltx.demo import random_denoiser
+from runtime.ltx.folders import compression
 from runtime.ltx.packing import audio_tokens
 from runtime.ltx.tiny_components import ComponentFolders
 from runtime.ltx.upsampler import Upsampler, load_upsampler
-from runtime.ltx.video_vae import VideoVAE, compression, load_video_vae
+from runtime.ltx.video_vae import VideoVAE, load_video_vae
 from runtime.nonfinite import NonFinite
 
 CPU, FP32 = torch.device("cpu"), torch.float32

@@ -23,8 +23,8 @@ from app.console import Console
 from runtime.cancel import Cancelled
 from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.clock import DENOISE, STAGES, StageClock
-from runtime.ltx.audio_vae import SAMPLE_RATE
 from runtime.ltx.demo import write_denoiser
+from runtime.ltx.folders import SAMPLE_RATE
 from runtime.ltx.pipeline import Pipeline, load
 from runtime.ltx.rendering import as_long, read_latents
 from runtime.media.mp4 import read_run_metadata

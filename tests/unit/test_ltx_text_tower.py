@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime.cancel import Cancelled
 from runtime.checkpoints.header import CheckpointError
 from runtime.ltx.demo import random_denoiser
-from runtime.ltx.text_files import check_gemma_versions, folder_gemma_version
+from runtime.ltx.text_folder import check_gemma_versions, folder_gemma_version
 from runtime.ltx.text_tower import TextTower, load_text_tower
 from runtime.ltx.tiny_components import ComponentFolders
 
