@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from app import families, media, preflight
+from collections.abc import Callable
+
+from app import families, ltx_prompt, media, preflight
 from app.estimate import FileFound, Phase, ReferencePlan, Rows
 from app.measured import Measured
 from app.models import Models
-from runtime.ltx.sizes import LTXShape
+from runtime.ltx.sizes import CONTEXT_ROWS, LTXShape
 from runtime.messages import LTXRequest, Plan, Reference
 
-TEXT_TOKENS = 1024  # what the connectors give, for any prompt (ltx25.md 5)
 WEIGHTS_ONLY = "What LTX computes with besides is not counted before a first run here."
 _LONGEST_SECONDS = 20  # the rope's positions stand for 20 s (ltx25.md 3.4)
 _STALLING_FPS = 16  # reported: a periodic stall (ltx25.md 3.4)
 
 
-def measured(request: LTXRequest) -> Measured:
-    """The first frame replaces generated tokens: it adds none."""
+def measured(request: LTXRequest, plan: Plan, models: Models) -> Measured:
+    """The first frame replaces generated tokens: it adds none. The text is as long for any prompt.
+
+    A prompt is counted where the plan's models can be used.
+    """
     shape = LTXShape(
         frames=request.frames, height=request.height, width=request.width, fps=request.fps
     ).latent
@@ -30,17 +34,27 @@ def measured(request: LTXRequest) -> Measured:
             height=request.height,
             frames=1,
             notes=("encoded at half the size for stage 1, at the full size for stage 2",),
-            problem=_refused(reference),
+            problem=_said(_check_frame, reference),
         )
         for index, reference in enumerate(request.references)
     )
-    return Measured(references=references, text=TEXT_TOKENS, total=shape.video_tokens + shape.audio)
+    usable = not any(file.problem for file in models.files)
+    return Measured(
+        references=references,
+        text=CONTEXT_ROWS,
+        total=shape.video_tokens + shape.audio,
+        refused=_said(ltx_prompt.check, request.prompt, plan) if usable else "",
+    )
 
 
-def _refused(frame: Reference) -> str:
-    """Why the queue would not take the first frame, "" if it would."""
+def _check_frame(frame: Reference) -> None:
+    preflight.check_reference(frame, media.facts, least_side=families.LTX.least_side)
+
+
+def _said(check: Callable[..., None], *asked: object) -> str:
+    """Why the queue, which asks the same, would not take it; "" if it would."""
     try:
-        preflight.check_reference(frame, media.facts, least_side=families.LTX.least_side)
+        check(*asked)
     except ValueError as error:
         return str(error)
     return ""

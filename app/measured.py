@@ -11,7 +11,7 @@ from app.estimate import ReferencePlan
 class Measured:
     """Rows of a request; of H3 as runtime/h3/measure.py counts them.
 
-    problem: why nothing is known.
+    problem: why nothing is known. refused: why the run would be, of the request alone.
     """
 
     references: tuple[ReferencePlan, ...] = ()
@@ -21,3 +21,4 @@ class Measured:
     negative: int = 0
     most_vision: int = 0
     problem: str = ""
+    refused: str = ""

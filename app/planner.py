@@ -48,6 +48,7 @@ def estimate(
     """
     missing = [file.problem for file in models.files if file.problem]
     unread = [r.problem for r in measured.references if r.problem]
+    unread += [measured.refused] if measured.refused else []
     way = _WAYS[request.family]
     rows = way.rows(request, measured)
     phases = way.phases(request, plan, models, measured, rows)

@@ -50,8 +50,9 @@ class Planning:
         ValueError when request and plan are of two families: there is nothing to estimate.
         """
         families.check_pair(request, plan)
+        found = models.look(plan)
         measured = (
-            ltx_planning.measured(request)
+            ltx_planning.measured(request, plan, found)
             if isinstance(request, LTXRequest)
             else self._measurer.measure(request, plan.models.tokenizer)
         )
@@ -61,7 +62,7 @@ class Planning:
             request,
             plan,
             machine,
-            models.look(plan),
+            found,
             measured,
             past_of(
                 self._session,

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from app import families, models, presets
+from app import families, ltx_prompt, models, presets
 from app.media import called
 from runtime.layouts import check_guidance
 from runtime.media.info import MediaInfo
-from runtime.messages import FPS, Plan, Reference, Request
+from runtime.messages import FPS, LTXRequest, Plan, Reference, Request
 
 Probe = Callable[[Path], MediaInfo]
 
@@ -47,6 +47,8 @@ def check(
     for reference in request.references:
         check_reference(reference, probe, least_side=families.of_request(request).least_side)
     check_models(plan)
+    if isinstance(request, LTXRequest):
+        ltx_prompt.check(request.prompt, plan)
     check_disk(request, out)
 
 

@@ -24,6 +24,7 @@ VERSION_KEY, SOURCE_KEY = "gemma_version", "gemma_source_checkpoint"
 OFFICIAL = "text_embedding_projection.{0}_aggregate_embed.{1}"  # beside the tower's own tensors
 DIFFUSERS = "{0}_text_proj_in.{1}"  # in the folder `connectors` beside the tower's
 _IDS = ("bos_token_id", "pad_token_id")
+_BOS = 2  # transformers' default of Gemma 4, for a config.json that does not say it
 
 
 def check_text_folder(
@@ -134,6 +135,11 @@ def open_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:
     words.no_padding()
     words.no_truncation()
     return words
+
+
+def bos_of(folder: Path) -> int:
+    """The id that every prompt begins with."""
+    return int(tower_config(folder)["text_config"].get("bos_token_id", _BOS))
 
 
 def prompt_ids(words: Tokenizer, bos: int, prompt: str) -> list[int]:

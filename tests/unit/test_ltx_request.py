@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import launch
-from app import families, ltx_planning, plan_fields, preflight, presets, records, stored
+from app import families, ltx_planning, models, plan_fields, preflight, presets, records, stored
 from app.console import Console
 from app.history import History
 from app.job import job_of, row_of
@@ -280,10 +280,10 @@ def test_a_missing_folder_of_the_demo_says_how_it_is_made(
         preflight.check_models(replace(nameless, models=replace(nameless.models, vocoder=tmp_path)))
 
 
-def test_rows_are_the_tokens_of_the_contract() -> None:
+def test_rows_are_the_tokens_of_the_contract(ltx: Plan) -> None:
     for width, height, tokens in ((768, 512, 6144), (1536, 1024, 24576), (1920, 1088, 32640)):
         request = LTXRequest(id="x", prompt="", width=width, height=height)
-        rows = ltx_planning.rows(request, ltx_planning.measured(request))
+        rows = ltx_planning.rows(request, ltx_planning.measured(request, ltx, models.look(ltx)))
         assert (rows.video, rows.audio, rows.text) == (tokens, 126, 1024)
         assert rows.total == tokens + 126
 

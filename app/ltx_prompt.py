@@ -1,0 +1,46 @@
+"""Whether a prompt fits into the context of LTX, counted by the tower's own tokenizer in a child.
+
+The tokenizer of the published tower has 30 MB: the console neither loads nor keeps it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+from app.children import ChildFailed, run_child
+from runtime.ltx.sizes import CONTEXT_ROWS
+from runtime.ltx.text_folder import tokenizer_file
+from runtime.messages import Plan
+
+
+def check(prompt: str, plan: Plan) -> None:
+    """ValueError with the number of tokens for a prompt that does not fit.
+
+    The models of the plan have been found to be right (preflight.check_models).
+    """
+    text = prompt.strip()
+    if len(text.encode()) < CONTEXT_ROWS:  # a token of Gemma is a byte or more; BOS is one more
+        return
+    folder, tokenizer = plan.models.text_encoder, plan.models.tokenizer
+    changed = tokenizer_file(folder, tokenizer).stat().st_mtime_ns
+    if refused := _refused(text, folder, tokenizer, changed):
+        raise ValueError(refused)
+
+
+@functools.lru_cache(maxsize=256)
+def _refused(prompt: str, folder: Path, tokenizer: Path | None, changed: int) -> str:
+    del changed
+    asked = {"prompt": prompt, "text_encoder": str(folder)}
+    try:
+        run_child(
+            "runtime.ltx.measure",
+            what="counting the tokens of the prompt",
+            stdin=json.dumps(asked | {"tokenizer": tokenizer and str(tokenizer)}).encode(),
+        )
+    except ChildFailed:  # of this moment, not of the prompt: it is asked again
+        raise
+    except ValueError as error:
+        return str(error)
+    return ""
