@@ -6,12 +6,17 @@ import argparse
 import json
 from pathlib import Path
 
-from app import licences, preflight, presets, runs
+from app import families, licences, preflight, presets, runs
 from app.cli import watch
 from app.cli.progress import Bar
+from runtime.checkpoints.header import read_header
 from runtime.engine import Engine
+from runtime.h3.packing import LATENTS
+from runtime.ltx.census import read_census
+from runtime.ltx.sizes import latents_form
 from runtime.media.files import remove_parts
-from runtime.messages import Event, Failure, Result
+from runtime.media.latents import LatentsForm, check_latents
+from runtime.messages import Event, Failure, Plan, Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     plan = presets.load_plan(_plan_file(args.plan, latents))
     preflight.check_pyav()
     preflight.check_models(plan)
+    check_latents(latents, _form(plan))  # the engine asks the same, once all is loaded
     licences.check(plan, runs.FOLDER)
     bar = Bar()
     last: Result | Failure
@@ -47,6 +53,13 @@ def run(args: argparse.Namespace) -> int:
     status = watch.status("decode", last)
     print(json.dumps({"ok": status == watch.OK, "video": str(out) if status == watch.OK else None}))
     return status
+
+
+def _form(plan: Plan) -> LatentsForm:
+    """Of a latents file that the plan's models decode."""
+    if families.of_plan(plan) is families.LTX:
+        return latents_form(read_census(read_header(plan.models.dit)).config.in_channels)
+    return LATENTS
 
 
 def _plan_file(name: str | None, latents: Path) -> Path:

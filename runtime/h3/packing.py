@@ -14,11 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.h3.sizes import PIXELS_PER_LATENT, audio_latents_of_frames, latent_frames
+from runtime.media.latents import LatentsForm
 from runtime.messages import Ref2VARequest
 
 FRAME_PER_TOKEN = (1, 4, 4, 4, 4)  # video frames that latent frame k covers, cyclic
 FRAME_RESCALE = 5 / 3  # audio latents (40 Hz) per video frame (24 fps)
 GRID_SCALE = 32
+LATENTS = LatentsForm(
+    video=(1, 24, 0, 0, 0),
+    audio=(1, 32, 2, 0),
+    words=("[1,24,T,h,w]", "[1,32,2,Ta]"),
+    key="h3_request",
+)
 
 SegmentKind = Literal["text", "cond", "cond_audio", "ref_img", "ref_audio", "audio", "video"]
 VIDEO_KINDS = ("cond", "ref_img", "video")

@@ -38,7 +38,7 @@ from runtime.h3.denoise import Latents, Shifts, Side, StepResult, draw_noise, sa
 from runtime.h3.graphed import pool_bytes
 from runtime.h3.linears import routes as linear_routes
 from runtime.h3.load import DTYPES, attention_options, exchanges, load_denoiser
-from runtime.h3.packing import TargetShape, target_of
+from runtime.h3.packing import LATENTS, TargetShape, target_of
 from runtime.h3.preview import Previews
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.rows import check_rows
@@ -71,7 +71,6 @@ from runtime.parallel.mesh import mesh_of
 from runtime.parallel.sides import Sides
 from runtime.team import ALONE, Team
 
-_REQUEST_KEY = "h3_request"  # in the metadata of a latents file
 CACHE_BYTES = 4 << 30  # encoded references and contexts kept on the host
 
 LoadProgress = Callable[[str, int, int], None]
@@ -455,7 +454,7 @@ class Pipeline:
     def _write_latents(self, latents: Latents, request: Ref2VARequest, out: Path) -> Path:
         path = out / "latents.safetensors"
         tensors = {"video": latents.video, "audio": latents.audio}
-        write_safetensors_atomic(path, tensors, {_REQUEST_KEY: json.dumps(plain(request))})
+        write_safetensors_atomic(path, tensors, {LATENTS.key: json.dumps(plain(request))})
         return path
 
     def _render(
@@ -596,24 +595,5 @@ def _naming(file: Path) -> Iterator[None]:
 
 def _read_latents(path: Path) -> tuple[Latents, dict[str, object] | None]:
     """The latents, and the request they came from when the file tells it."""
-    holds = "a latents file has 'video' [1,24,T,h,w] and 'audio' [1,32,2,Ta]"
-    video, audio, metadata = read_pair(path, holds)
-    told, pair = metadata.get(_REQUEST_KEY, "null"), Latents(video=video, audio=audio)
-    shapes = list(pair.video.shape), list(pair.audio.shape)
-    if not (_fits(pair.video, (1, 24, 0, 0, 0)) and _fits(pair.audio, (1, 32, 2, 0))):
-        raise ValueError(
-            f"{path} holds 'video' {shapes[0]} and 'audio' {shapes[1]}; they must be "
-            f"[1,24,T,h,w] and [1,32,2,Ta]"
-        )
-    try:
-        request = json.loads(told)
-    except ValueError as error:
-        raise ValueError(f"{path} has a {_REQUEST_KEY} that is not JSON: {error}") from error
-    return pair, request
-
-
-def _fits(x: Tensor, shape: tuple[int, ...]) -> bool:
-    """Does x have this shape, where 0 stands for any size of at least 1?"""
-    return x.dim() == len(shape) and all(
-        got == want if want else got > 0 for got, want in zip(x.shape, shape, strict=True)
-    )
+    video, audio, request = read_pair(path, LATENTS)
+    return Latents(video=video, audio=audio), request

@@ -20,12 +20,10 @@ from runtime.job import Job
 from runtime.ltx.audio_vae import AudioDecoder
 from runtime.ltx.folders import SAMPLE_RATE
 from runtime.ltx.recipe import Latents
-from runtime.ltx.sizes import AUDIO_BINS, AUDIO_CHANNELS
+from runtime.ltx.sizes import LATENTS_KEY, latents_form
 from runtime.ltx.video_vae import VideoVAE
 from runtime.media.frames import write_frames
 from runtime.media.tensors import read_pair, write_safetensors_atomic
-
-REQUEST_KEY = "ltx_request"  # in the metadata of a latents file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,32 +104,11 @@ def write_latents(latents: Latents, request: Mapping[str, Any], out: Path) -> Pa
     """Writes out/latents.safetensors: tensors "video" and "audio", the request as metadata."""
     path = out / "latents.safetensors"
     tensors = {"video": latents.video.cpu(), "audio": latents.audio.cpu()}
-    write_safetensors_atomic(path, tensors, {REQUEST_KEY: json.dumps(dict(request))})
+    write_safetensors_atomic(path, tensors, {LATENTS_KEY: json.dumps(dict(request))})
     return path
 
 
 def read_latents(path: Path, channels: int) -> tuple[Latents, dict[str, Any]]:
     """What write_latents wrote, for a denoiser of so many video channels; ValueError otherwise."""
-    holds = f"a latents file of LTX has 'video' [1,{channels},F,h,w] and 'audio' [1,8,A,16]"
-    latent_video, latent_audio, metadata = read_pair(path, holds)
-    found, text = Latents(video=latent_video, audio=latent_audio), metadata.get(REQUEST_KEY, "")
-    video, audio = list(found.video.shape), list(found.audio.shape)
-    fits = len(video) == 5 and video[:2] == [1, channels] and min(video) > 0
-    fits = fits and audio[:2] == [1, AUDIO_CHANNELS] and audio[3:] == [AUDIO_BINS] and audio[2] > 0
-    if not fits:
-        raise ValueError(
-            f"{path} holds 'video' {video} and 'audio' {audio}; of LTX they must be "
-            f"[1,{channels},F,h,w] and [1,8,A,16]"
-        )
-    try:
-        request = json.loads(text)
-        fps = request["fps"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{path} does not tell its frames a second ({REQUEST_KEY} in its metadata); give the "
-            f"latents file of a run"
-        ) from error
-    if type(fps) is not int or fps < 1:
-        raise ValueError(f"{path} says fps {fps!r}; it must be a whole number above 0")
-    told: dict[str, Any] = request
-    return found, told
+    video, audio, request = read_pair(path, latents_form(channels))
+    return Latents(video=video, audio=audio), request

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.media.latents import LatentsForm
+
 PIXELS_PER_LATENT = 32  # of height and width
 FRAMES_PER_LATENT = 8  # frames 8k+1 <-> latents k+1
 SIZE_MULTIPLE = 64  # of two stages: the first runs at half the size
 AUDIO_LATENTS_PER_SECOND = 25  # mel at 16 kHz, hop 160, four mel frames a latent
 AUDIO_CHANNELS, AUDIO_BINS = 8, 16  # of an audio latent; a token holds both, channels first
+LATENTS_KEY = "ltx_request"  # in the metadata of a latents file
 CONTEXT_ROWS = 1024  # of the text, which the connectors fill up
 
 
@@ -76,6 +79,17 @@ class LTXShape:
         return LTXShape(
             frames=self.frames, height=self.height // 2, width=self.width // 2, fps=self.fps
         )
+
+
+def latents_form(channels: int) -> LatentsForm:
+    """What a latents file holds, of a denoiser of so many video channels."""
+    return LatentsForm(
+        video=(1, channels, 0, 0, 0),
+        audio=(1, AUDIO_CHANNELS, 0, AUDIO_BINS),
+        words=(f"[1,{channels},F,h,w]", f"[1,{AUDIO_CHANNELS},A,{AUDIO_BINS}]"),
+        key=LATENTS_KEY,
+        fps=True,
+    )
 
 
 def latent_frames(frames: int) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from runtime.media.files import write_bytes_atomic
+from runtime.media.latents import LatentsForm, check_latents
 
 
 def write_safetensors_atomic(
@@ -23,18 +25,15 @@ def write_safetensors_atomic(
     write_bytes_atomic(path, save(own, metadata=dict(metadata)))
 
 
-def read_pair(path: Path, holds: str) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """Tensors "video" and "audio" of a latents file, and its metadata.
+def read_pair(path: Path, form: LatentsForm) -> tuple[Tensor, Tensor, Any]:
+    """Tensors "video" and "audio" of a latents file, and what check_latents gives of it.
 
-    holds: what such a file has, for the ValueError of one that lacks a tensor; another for a file
-    that cannot be read.
+    ValueError for a file of another form, and for one that cannot be read.
     """
+    request = check_latents(path, form)
     try:
         with safe_open(str(path), framework="pt") as file:
-            missing = sorted({"video", "audio"} - set(file.keys()))
-            if missing:
-                raise ValueError(f"{path} holds no tensor {' and '.join(missing)}; {holds}")
             video, audio = (file.get_tensor(name).clone() for name in ("video", "audio"))
-            return video, audio, file.metadata() or {}
+            return video, audio, request
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error

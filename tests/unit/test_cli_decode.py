@@ -8,12 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import av
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
+
+from app import presets
+from launch import main
+from runtime.messages import Plan
+from tests.consoles import demo_plan
+from tests.ltx_plans import plan_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,8 +57,39 @@ def test_a_file_that_holds_no_latents_is_refused(tmp_path: Path) -> None:
     options = ("--plan", "cpu", "--out", tmp_path / "x.mp4")
     done = launch("decode", tmp_path / "x.safetensors", *options)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "x.safetensors is not a readable safetensors file" in done.stderr
+    assert "x.safetensors is not a safetensors file" in done.stderr
     assert not (tmp_path / "x.mp4").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "video", "audio", "words"),
+    [
+        ("ltx", (1, 24, 2, 2, 2), (1, 32, 2, 9), "they must be [1,16,F,h,w] and [1,8,A,16]"),
+        ("ltx", (1, 16, 2, 2, 2), (1, 8, 9, 16), "does not tell its frames a second"),
+        ("h3", (1, 16, 2, 2, 2), (1, 8, 9, 16), "they must be [1,24,T,h,w] and [1,32,2,Ta]"),
+    ],
+)
+def test_latents_are_looked_at_before_any_model_is_loaded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    family: str,
+    video: tuple[int, ...],
+    audio: tuple[int, ...],
+    words: str,
+) -> None:
+    def started(plan: Plan) -> None:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr("app.cli.decode.Engine", started)
+    plan = demo_plan()
+    plan = plan_of(tmp_path / "models") if family == "ltx" else replace(plan, family="h3")
+    (tmp_path / "plan.toml").write_text(presets.dump_plan(plan))
+    save_file({"video": torch.zeros(video), "audio": torch.zeros(audio)}, tmp_path / "latents.st")
+    options = ["decode", str(tmp_path / "latents.st"), "--out", str(tmp_path / "x.mp4")]
+    assert main(options) == 2  # of LTX before its licence is asked for, too
+    told = capsys.readouterr().err
+    assert words in told and "licence" not in told.lower()
 
 
 def test_a_rank_killed_while_it_decodes_leaves_no_part(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""A latents file by its header, without torch: two tensors and the request that they came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoints.header import read_header
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentsForm:
+    """What such a file of a family holds.
+
+    video, audio: shapes; 0 stands for any size of at least 1. words: the same for a person.
+    key: of the request in the metadata. fps: whether that has to tell frames a second.
+    """
+
+    video: Shape
+    audio: Shape
+    words: tuple[str, str]
+    key: str
+    fps: bool = False
+
+
+def check_latents(path: Path, form: LatentsForm) -> Any:
+    """The request of the file, None where it tells none; ValueError with one sentence otherwise."""
+    header = read_header(path)
+    shapes = {n: header.tensors[n].shape for n in ("video", "audio") if n in header.tensors}
+    video, audio = form.words
+    if missing := {"video", "audio"} - shapes.keys():
+        raise ValueError(
+            f"{path} holds no tensor {' and '.join(sorted(missing))}; a latents file has 'video' "
+            f"{video} and 'audio' {audio}"
+        )
+    if not (_fits(shapes["video"], form.video) and _fits(shapes["audio"], form.audio)):
+        raise ValueError(
+            f"{path} holds 'video' {list(shapes['video'])} and 'audio' {list(shapes['audio'])}; "
+            f"they must be {video} and {audio}"
+        )
+    try:
+        request = json.loads(header.metadata.get(form.key, "null"))
+    except ValueError as error:
+        raise ValueError(f"{path} has a {form.key} that is not JSON: {error}") from error
+    if form.fps:
+        _check_fps(path, request, form.key)
+    return request
+
+
+def _check_fps(path: Path, request: Any, key: str) -> None:
+    if not isinstance(request, dict) or "fps" not in request:
+        raise ValueError(
+            f"{path} does not tell its frames a second ({key} in its metadata); give the latents "
+            f"file of a run"
+        )
+    if type(request["fps"]) is not int or request["fps"] < 1:
+        raise ValueError(f"{path} says fps {request['fps']!r}; it must be a whole number above 0")
+
+
+def _fits(found: Shape, wanted: Shape) -> bool:
+    return len(found) == len(wanted) and all(
+        got == want if want else got > 0 for got, want in zip(found, wanted, strict=True)
+    )
