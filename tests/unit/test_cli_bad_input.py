@@ -102,6 +102,15 @@ def test_a_layout_for_a_negative_side_is_refused_where_there_is_none(tmp_path: P
     assert "load" not in done.stderr
 
 
+def test_a_layout_that_cannot_cut_the_heads_is_refused_before_a_rank_is_started(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plan.toml").write_text(presets.dump_plan(demo_plan(layout="U6", threads=1)))
+    done = generate(plan=tmp_path / "plan.toml")
+    refused(done, "layout U6 shares attention among 6 ranks, and the model has 4 heads")
+    assert "load" not in done.stderr
+
+
 def test_ten_images_are_one_too_many(image: Path) -> None:
     done = generate(*["--ref-image", image] * 10)
     refused(done, "at most 9 image references, got 10; remove 1")
