@@ -38,8 +38,12 @@ STAGES = (
 )
 
 
-def unheard(step: int) -> None:
-    """Nobody listens."""
+# Told of each stage that begins or ends: its name, its step (-1 for none), does it begin?
+Watched = Callable[[str, int, bool], None]
+
+
+def unwatched(stage: str, step: int, begins: bool) -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +105,7 @@ class StageClock:
 
     It begins with the request: every start counts from there. `failed` names the innermost stage
     that an exception left ("denoise, step 3"), else it is "". Between two stages it is the one
-    before. `ranges` names each stage to a profiler. `begun` is told the step of each stage that
-    begins, -1 for none.
+    before. `ranges` names each stage to a profiler.
     """
 
     def __init__(
@@ -111,10 +114,10 @@ class StageClock:
         *,
         rank: int = 0,
         ranges: Ranges = unnamed,
-        begun: Callable[[int], None] = unheard,
+        watched: Watched = unwatched,
     ) -> None:
         self.failed = ""
-        self._begun = begun
+        self._watched = watched
         self._device = torch.device(device)
         self.rank = rank
         self._ranges = ranges
@@ -144,7 +147,7 @@ class StageClock:
         where ranks talk.
         """
         assert name in STAGES, f"stage {name!r} is not one of {', '.join(STAGES)}"
-        self._begun(step)
+        self._watched(name, step, True)
         self._memory.begin()
         start, first = mark(self._device), len(self._spans)
         self._depth += 1
@@ -168,6 +171,7 @@ class StageClock:
             peak = self._memory.end()
             if meter is not None:
                 calls = meter.close()
+            self._watched(name, step, False)
         nested = [s for s in self._spans[first:] if exclusive and s.depth == self._depth + 1]
         span = _Span(
             stage=name,

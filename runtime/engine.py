@@ -76,7 +76,8 @@ class Engine:
     `start`, `generate` and `decode` are to be called from one thread, which must outlive the ranks
     (the kernel kills them with the thread that spawned them). `cancel` and `kill` may come from
     any thread. One of several ranks that is silent for `silence_seconds` (and for three times its
-    last step) hangs: all are killed, as when one dies.
+    last step) hangs, as does one in a step or a tile that does not end (runtime/pulse.py): all are
+    killed, as when one dies.
     """
 
     def __init__(
@@ -250,14 +251,17 @@ class Engine:
         while until is None or (self._working and time.monotonic() < until):
             heard = range(self._world) if until is None else self._working
             sources = [(self._pipes[n], self._ranks[n].sentinel) for n in heard]
-            ready = wait([s for pair in sources for s in pair], self._patience)
+            watched = [s for pair in sources for s in pair]
+            ready = wait(watched, self._patience)
             for number, pair in zip(heard, sources, strict=True):
                 if not any(source in ready for source in pair):
                     continue
                 event = self._read(number)
                 if event is not None:
                     return event
-            if self._world > 1 and (trouble := self._pulse.trouble(self._working)):
+            # what lies there unread, while our reader did something else, may tell of progress
+            judged = self._world > 1 and not wait(watched, 0)
+            if judged and (trouble := self._pulse.trouble(self._working)):
                 return Lost(*trouble)
         return None
 

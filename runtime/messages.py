@@ -568,11 +568,15 @@ class Beat:
     """Of each of several ranks, for the engine alone: it lives, and how far it is.
 
     steps: denoising steps that the process has begun; in_step: one is open; seconds: of the last.
+    tiles, in_tile: the same of what the video VAE decodes at once; slowest: seconds, of all ended.
     """
 
     steps: int = 0
     in_step: bool = False
     seconds: float = 0.0
+    tiles: int = 0
+    in_tile: bool = False
+    slowest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from runtime.cancel import Cancelled
-from runtime.clock import END_TO_END, LOAD, StageClock, unheard
+from runtime.clock import END_TO_END, LOAD, VIDEO_VAE_DECODE, StageClock, Watched, unwatched
 from runtime.messages import (
     Beat,
     Cancel,
@@ -159,7 +159,7 @@ class Worker:
     def _serve_one(self, pipeline: Pipeline, command: Generate | Decode) -> None:
         """Runs one command; its last event leaves only after its memory is free again."""
         with self._beating() as heart:
-            last = self._outcome(pipeline, command, heart.stage if heart else unheard)
+            last = self._outcome(pipeline, command, heart.stage if heart else unwatched)
         self._cancels.discard(last.request_id)
         self._waiting = deque(c for c in self._waiting if c != Cancel(request_id=last.request_id))
         try:
@@ -173,17 +173,17 @@ class Worker:
 
     def _beating(self) -> AbstractContextManager[Heart | None]:
         """One of several ranks tells that it lives."""
-        return Heart(self._say) if self._meeting.ranks > 1 else nullcontext()
+        return Heart(self._say, VIDEO_VAE_DECODE) if self._meeting.ranks > 1 else nullcontext()
 
     def _tell_idle(self) -> None:
         if self._meeting.ranks > 1:
             self._say(Idle())
 
     def _outcome(
-        self, pipeline: Pipeline, command: Generate | Decode, begun: Callable[[int], None]
+        self, pipeline: Pipeline, command: Generate | Decode, watched: Watched
     ) -> Result | Failure:
         request_id = command.id if isinstance(command, Decode) else command.request.id
-        clock = StageClock(self._plan.device, rank=self._rank, begun=begun)
+        clock = StageClock(self._plan.device, rank=self._rank, watched=watched)
 
         def emit(event: Event) -> None:
             with self._emitting:
