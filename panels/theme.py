@@ -7,7 +7,9 @@ import gradio as gr
 from panels.widgets import WEB
 
 # Inlined into the page in this order: the first defines window.h3, the others add to it.
-SHARED = ("lib", "events", "shell", "plot", "jobs", "families", "draft", "options", "licence")
+SHARED = (
+    *("lib", "events", "shell", "plot", "jobs", "families", "kept", "draft", "options", "licence"),
+)
 
 
 def css() -> str:

@@ -7,6 +7,7 @@
   const MOST = { image: 9, video: 3, audio: 3 };
   const LARGEST_SEED = 2n ** 64n - 1n;
   let draft = null, first = null, key = ''; // key: where the draft of the signed-in user is kept
+  const lost = []; // sentences on files that were taken out of the draft, which nobody has read yet
 
   const LTX = { width: 'ltx_width', height: 'ltx_height', frames: 'ltx_frames', fps: 'ltx_fps' }; // its own fields
   const keep = () => { if (key) h3.state(key, draft); };
@@ -43,9 +44,28 @@
   // What this user wrote before; several people may use one browser.
   function resume(user) {
     key = `draft/${user}`;
-    const kept = h3.state(key);
-    if (kept && typeof kept === 'object' && Array.isArray(kept.references)) set(kept);
+    set(h3.kept(h3.state(key), draft));
+    look().catch(() => {}); // the console does not answer, which the header says
   }
+
+  // Files of an older draft may have been deleted since: the first frame is taken out, references
+  // are marked, as their places count in the prompt.
+  async function look() {
+    if (![draft.ltx_image, ...draft.references].some((item) => item && item.unsure)) return;
+    const there = new Set((await h3.api('/media')).media.map((one) => one.id));
+    const gone = (item) => !there.has(item.media) || !!(item.soundtrack && !there.has(item.soundtrack.media));
+    const seen = (item) => (item && item.unsure ? { ...item, unsure: false, missing: gone(item) } : item);
+    const image = seen(draft.ltx_image), away = !!image && image.missing && draft.ltx_image.unsure;
+    if (away) {
+      const named = draft.ltx_image.missing ? 'The first frame' : `The first frame, ${image.name},`;
+      lost.push(`${named} is no longer on this console and was taken out of the form; add the picture again.`);
+    }
+    set({ ltx_image: away ? null : image, references: draft.references.map(seen) });
+    if (away) h3.emit('lost');
+  }
+
+  // The sentences, which are told once.
+  const tellLost = () => lost.splice(0);
   h3.on('session', ({ user }) => { if (!key) resume(user); });
 
   // Lays changes over the draft; `from` is the part that made them and needs no redraw. The family
@@ -176,5 +196,5 @@
     h3.on('draft', ({ from }) => { for (const node of fields) if (node !== from) show(node); }, element);
   }
 
-  Object.assign(h3, { form, load, sized, draft: { start, get: () => draft, set, typed, tags, bind, MOST, TAGS } });
+  Object.assign(h3, { form, load, sized, draft: { start, get: () => draft, set, typed, tags, bind, lost: tellLost, MOST, TAGS } });
 })();

@@ -21,7 +21,7 @@ function setFrame(media) {
 
 function thumb(image) {
   const node = h3.make('div', 'thumb frame-thumb', '', h3.icon('picture'));
-  if (image.missing) return node;
+  if (image.missing || image.unsure) return node;
   const picture = h3.make('img');
   picture.alt = `First frame ${image.name}`;
   picture.src = `/api/v1/media/${encodeURIComponent(image.media)}/thumb`;
@@ -41,6 +41,11 @@ function frame() {
   const away = h3.button('ico', 'close', `Remove ${image.name}`, () => put(null));
   away.dataset.act = 'remove';
   box.replaceChildren(h3.make('div', 'ref' + (image.missing ? ' missing' : ''), '', thumb(image), words, h3.make('div', 'ref-tools', '', away)));
+}
+
+// What became of a first frame that an older draft had, under the place where it stood.
+function lost() {
+  for (const sentence of h3.draft.lost()) line({ name: 'first frame' }).failed(sentence);
 }
 
 // One quiet line on the licence of the plan's weights; a note with a button while it is needed.
@@ -71,5 +76,7 @@ const licences = () => h3.licence.refresh().catch(() => {}); // the refusal of a
 h3.on('licences', licence, element);
 h3.on('session', licences, element);
 h3.on('plans', licences, element);
+h3.on('lost', lost, element);
 frame();
+lost();
 licences();

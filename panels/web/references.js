@@ -53,7 +53,7 @@ function plan(index) {
 
 function thumb(item) {
   const box = h3.make('div', 'thumb', '', h3.icon(ICON[item.kind]));
-  if (item.kind === 'audio' || item.missing) return box;
+  if (item.kind === 'audio' || item.missing || item.unsure) return box;
   const image = h3.make('img');
   image.alt = '';
   image.draggable = false;
