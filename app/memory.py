@@ -83,7 +83,8 @@ def _sizes(part: Part, plan: Plan) -> Iterator[tuple[TensorReport, int]]:
             continue
         share = 1.0
         if part.role == "dit" and SHARED.match(tensor.name):
-            share = _most_of(part, plan)["attn" if ".attn." in tensor.name else "mlp"]
+            kind = "qkv" if ".qkv_proj." in tensor.name else "attn"
+            share = _most_of(part, plan)[kind if ".attn." in tensor.name else "mlp"]
         size = converted(tensor, plan, rule)
         if size is None:
             size = rule.bytes(
@@ -100,10 +101,19 @@ def _most_of(dit: Part, plan: Plan) -> Mapping[str, float]:
     """The shares of a block's heads and MLP features of the rank that has most: the first.
 
     As runtime/parallel/shares.py deals them: 56 heads on 6 are 10, 14336 features 19 tiles of 112.
+    attn: the heads whose weights it holds, but of QKV ("qkv") with packed rows gathered, where it
+    holds those that it attends over alone ("here").
     """
-    ranks = Layout.parse(plan.layout).tensor
-    counts = {"attn": dit.dims["heads"], "mlp": max(ranks, dit.dims["ffn"] // _TILE)}
-    return {name: -(-count // ranks) / count for name, count in counts.items()}
+    layout = Layout.parse(plan.layout)
+    heads, tiles = dit.dims["heads"], max(layout.tensor, dit.dims["ffn"] // _TILE)
+    held = -(-heads // layout.tensor)
+    here = -(-held // layout.ulysses)
+    return {
+        "attn": held / heads,
+        "here": here / heads,
+        "qkv": (here if plan.gather == "packed_nvfp4" else held) / heads,
+        "mlp": -(-tiles // layout.tensor) / tiles,
+    }
 
 
 def phases(
@@ -182,20 +192,28 @@ def denoise(dit: Part, plan: Plan, rows: int) -> int:
 
 
 def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
-    """Elements of a block of one rank, counted from runtime/parallel; not measured on a GPU.
+    """Elements of a block of one rank: the MLP, or the exchange of attention if that is more.
 
-    At the exchange: the residual, QKV and its copy of V, QKV as sent and as received (all rows of
-    this rank's heads, as many values), the heads' output as computed and as sent back.
+    S rows, R own rows, H heads of this rank's weights, h heads that it attends over, of d each;
+    the residual and its norm are 2 R hidden at both. Counted by the test on the block itself:
+
+    - gather heads: R H d of QKV (3), as sent (3), of the output as sent back and as joined (2),
+      S h d of QKV as received (3) and of the output as computed (1): 8 R H d + 4 S h d.
+    - gather packed_nvfp4: QKV comes of all rows and none of it travels: 2 R H d + 4 S h d. The
+      packed rows before it, S hidden 9/16 bytes as sent, received and laid anew
+      (runtime/parallel/packed_rows.py), are less than that on up to eight ranks.
+    - no rows shared: QKV, its copy of V and the output, 5 R H d.
     """
     layout = Layout.parse(plan.layout)
-    hidden = dit.dims["hidden"]
+    hidden, inner = dit.dims["hidden"], dit.dims["heads"] * dit.dims["head dim"]
     most = _most_of(dit, plan)
-    inner = dit.dims["heads"] * dit.dims["head dim"] * most["attn"]
-    ffn = dit.dims["ffn"] * most["mlp"]
     own = -(-rows // layout.ulysses)
-    exchange = hidden + (12 if layout.ulysses > 1 else 5) * inner
+    here, held = rows * inner * most["here"], own * inner * most["attn"]
+    travels = 2 if plan.gather == "packed_nvfp4" else 8
+    exchange = travels * held + 4 * here if layout.ulysses > 1 else 5 * held
+    mlp = own * widths * dit.dims["ffn"] * most["mlp"]
     embedded = rows * hidden  # before the first block, of all rows
-    return max(own * max(2 * hidden + widths * ffn, exchange), own * hidden + embedded)
+    return max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)
 
 
 def _low(dit: Part, plan: Plan, rows: int, used: Collection[str], widths: float) -> float:

@@ -111,8 +111,8 @@ def test_a_step_moves_what_its_shapes_say(layout: str, cfg: float) -> None:
 
 def test_packed_rows_move_what_their_shapes_say() -> None:
     fields = {**NATIVE.fields, "gather": "packed_nvfp4"}
-    for layout in ("U2", "U4"):
-        ranks = on_ranks(moved, layout, layout, {"gather": replace(NATIVE, fields=fields)}, 1.0)
+    for layout, cfg in (("U2", 1.0), ("U4", 1.0), ("TP2xU2", 1.0), ("CFG2xU2", 3.5)):
+        ranks = on_ranks(moved, layout, layout, {"gather": replace(NATIVE, fields=fields)}, cfg)
         assert [rank["gather"][0] for rank in ranks] == ranks[0]["gather"][1:]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from app import memory, models
 from app.memory import Shape
@@ -19,6 +21,7 @@ from runtime.checkpoints.header import read_header
 from runtime.h3 import lifetime
 from runtime.h3.audio_vae import build_audio_vae
 from runtime.h3.config import H3Config
+from runtime.h3.gathered import GatheredQKV, gather_rows
 from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.model import Block, RowSpan
 from runtime.h3.modulation import KEPT_BYTES
@@ -30,9 +33,15 @@ from runtime.h3.text_streamed import LayeredTextEncoder
 from runtime.h3.text_vision import VisionConfig, VisionTower
 from runtime.h3.video_tiles import num_chunks, split
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
+from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.elementwise.vae_eager import VaeEager
+from runtime.kernels.linear.nvfp4_native import NVFP4Rows
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
+from runtime.parallel.mesh import Exchange, Group, Mesh
+from runtime.parallel.packed_rows import PackedGather
+from runtime.parallel.shares import head_shares, row_shares
+from runtime.parallel.ulysses import RowShares, Ulysses
 from tests.checkpoint_files import tiny
 from tests.unit.full_size import write_set
 from tests.unit.live_bytes import peak_bytes
@@ -146,6 +155,94 @@ def test_low_memory_takes_under_60_percent_at_the_reference_shape(
     assert memory.denoise(parts["dit"], replace(plan, memory="low"), 20_342) < 0.6 * plain
     cached = replace(plan, memory="low", weights="cached")
     assert memory.denoise(parts["dit"], cached, 20_342) < 0.55 * plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Far(Group):
+    """Ranks that are not there: what they send is of the right size."""
+
+    def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int]) -> Exchange:
+        """As a group's."""
+        return Exchange(sent_N.new_empty(sum(of)), sent_N)
+
+
+class NativeQKV(nn.Module):
+    """The forms of NVFP4NativeLinear's operands and result, without its kernels."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def packed_rows(self, x: Tensor) -> NVFP4Rows:
+        codes = torch.empty(-(-len(x) // 16) * 16, 5376 // 2, dtype=torch.uint8, device=META)
+        tiles = torch.empty(-(-len(x) // 128) * 128, 5376 // 16, device=META)
+        return NVFP4Rows(codes, tiles.to(torch.float8_e4m3fn), tiles[0, 0], len(x), x.dtype)
+
+    def multiplied(self, x: NVFP4Rows) -> Tensor:
+        return torch.empty(x.num_rows, self.features, dtype=x.dtype, device=META)
+
+
+def of_first_rank(ranks: int, rows: int, gather: str) -> int:
+    """Bytes that its block holds at once, of `rows` in all."""
+    counts = row_shares(rows, ranks)
+    own, group = counts[0], Far(size=ranks, members=object())  # type: ignore[arg-type]
+    block = _block()
+    attn, shared = block.attn, RowShares(counts)
+    attended = with_own_v(attend, strided_v=False, copy=Tensor.copy_)
+    ulysses = Ulysses(attended, group, shared, Exchange.wait)
+    attn.attend = ulysses
+    if gather == "packed_nvfp4":
+        features = 3 * head_shares(56, ranks)[0] * 128
+        attn.qkv_proj = GatheredQKV(NativeQKV(features))  # type: ignore[arg-type,assignment]
+        assert gather_rows(attn, ulysses, PackedGather(group, shared), Mesh(rows=group))
+    x = torch.empty(own, 5376, dtype=torch.bfloat16, device=META)
+    turned = rows if gather == "packed_nvfp4" else own
+    rope = torch.empty(1, turned, 1, 48, 2, 2, dtype=torch.bfloat16, device=META)
+    tables = [torch.empty(12, 5376, device=META) for _ in range(6)]
+    # the gathered rows are let go before the rest, so attention alone tells whether they are less
+    normed = torch.empty_like(x)
+    attention = peak_bytes(lambda: attn(normed, rope), normed, rope, *block.parameters())
+    whole = peak_bytes(
+        lambda: block(x, tables, [RowSpan(0, own, 0)], rope),
+        *(x, rope, *tables, *block.parameters()),
+    )
+    assert attention + normed.nbytes <= whole
+    return whole + x.nbytes + rows * 192 * 2  # the rotation matrices of all rows stay
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+@pytest.mark.parametrize("gather", ["heads", "packed_nvfp4"])
+def test_ranks_that_share_rows_hold_what_their_blocks_do(
+    full: tuple[Plan, Mapping[str, Part]], gather: str, ranks: int
+) -> None:
+    plan, parts = full
+    shared = replace(plan, layout=f"U{ranks}", nvfp4="nvfp4_native", gather=gather)
+    counted = of_first_rank(ranks, 20_511, gather)
+    assert memory.denoise(parts["dit"], shared, 20_511) == pytest.approx(counted, rel=0.01)
+
+
+def test_gathered_rows_take_less_than_exchanged_heads_and_a_part_of_the_weights(
+    full: tuple[Plan, Mapping[str, Part]],
+) -> None:
+    """QKV of a rank's heads alone: 10 of 56 on six ranks."""
+    plan, parts = full
+    heads = replace(plan, layout="U6", nvfp4="nvfp4_native")
+    packed = replace(heads, gather="packed_nvfp4")
+    held = {
+        name: memory.denoise(parts["dit"], one, 20_511)
+        for name, one in (("heads", heads), ("packed", packed))
+    }
+    assert held["packed"] < 0.75 * held["heads"]
+    qkv = sum(s for t, s in memory._sizes(parts["dit"], heads) if t.name in _qkv(parts["dit"]))
+    saved = memory.resident(parts["dit"], heads) - memory.resident(parts["dit"], packed)
+    assert saved == pytest.approx(qkv * (1 - 10 / 56), rel=1e-4)
+
+
+def _qkv(dit: Part) -> set[str]:
+    """Of the blocks, not of the text refiner."""
+    found = {t.name for t in dit.tensors if re.match(r"blocks\.\d+\.attn\.qkv_proj\.", t.name)}
+    assert len(found) >= 50
+    return found
 
 
 def _block() -> Block:
