@@ -70,7 +70,7 @@ def _look_into(plan: Plan, role: str, path: Path, denoiser: Path | None) -> File
         todo = "put a folder of that layout there or change [models] in the plan"
         return _with(blank, f"{path} has {lacks}, which plan {plan.name} needs; {todo}")
     problem = "" if denoiser is None else _folder_problem(plan, role, path, denoiser)
-    size = sum(file.stat().st_size for file in weights)
+    size = sum(file.stat().st_size for file in weights if file.exists())  # not of a dead link
     held = 0 if problem else size
     return replace(
         blank, bytes=size, family="folder", stored="", resident_bytes=held, problem=problem
@@ -79,9 +79,9 @@ def _look_into(plan: Plan, role: str, path: Path, denoiser: Path | None) -> File
 
 def _folder_problem(plan: Plan, role: str, path: Path, denoiser: Path) -> str:
     """Why the engine would not load the folder beside this denoiser, by config.json and headers."""
-    state = denoiser.stat()
-    census = _census(denoiser, state.st_mtime_ns, state.st_size)
     try:
+        state = denoiser.stat()
+        census = _census(denoiser, state.st_mtime_ns, state.st_size)
         if role == "text_encoder":
             tokenizer = plan.models.tokenizer
             check_text_folder(path, tokenizer, census.config, census.gemma_version)

@@ -51,9 +51,10 @@ def check_text_folder(
 def tower_config(folder: Path) -> dict[str, Any]:
     """config.json of a tower; CheckpointError for a folder of another class."""
     table = component_config(component_folder(folder, PART))
-    kinds = table.get("architectures") or []
+    said = table.get("architectures") or []
+    kinds = said if isinstance(said, list) else [said]
     if CLASS_NAME not in kinds:
-        told = ", ".join(map(str, kinds)) if isinstance(kinds, list) else str(kinds)
+        told = ", ".join(map(str, kinds))
         raise CheckpointError(
             f"{folder} is of class {told or table.get('_class_name') or 'unknown'}, but the {PART} "
             f"of LTX-2.5 is a {CLASS_NAME}"

@@ -89,6 +89,12 @@ THREE = {"upsample_type": STAGES["upsample_type"][:3], "decoder_spatio_temporal_
             "of class Gemma3, but the text encoder of",
         ),
         ("text_encoder", edit(architectures="Gemma3"), "of class Gemma3, but the text encoder of"),
+        ("text_encoder", edit(architectures=3), "is of class 3, but the text encoder of LTX-2.5"),
+        (
+            "video_vae",
+            lambda at: (at / "more.safetensors").symlink_to("/nowhere"),
+            "more.safetensors does not exist; give",
+        ),
         ("text_encoder", tower(hidden_size=8), "has hidden states of 8 channels, but the denoiser"),
         (
             "text_encoder",
