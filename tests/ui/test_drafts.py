@@ -43,6 +43,13 @@ def test_a_first_frame_that_is_there_stays_in_the_form(page: Page, files: dict[s
     assert page.texts(".frame .ref-name") == ["boat.png"] and not page.texts("#part-ltx .load")
 
 
+def delete(page: Page, console: Server, media: str) -> None:
+    """Deletes a file while the page is left; its thumbnail would else come from the cache."""
+    page.chrome.get(f"{page.url}/api/v1/health")
+    console.api(f"/media/{media}", "DELETE")
+    page.chrome.execute_cdp_cmd("Network.clearBrowserCache", {})
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 def test_a_first_frame_that_was_deleted_is_taken_out_and_the_page_says_so(
     page: Page, console: Server, files: dict[str, Path], width: int
@@ -50,8 +57,7 @@ def test_a_first_frame_that_was_deleted_is_taken_out_and_the_page_says_so(
     page.open(width=width)
     media = with_frame(page, files["gull.png"])
     page.fill("#ltx-frames", "57")
-    page.chrome.get(f"{page.url}/api/v1/health")
-    console.api(f"/media/{media}", "DELETE")
+    delete(page, console, media)
     page.open(width=width)
     told = page.until(lambda: page.texts("#part-ltx .load .load-name"))
     sentence = (
@@ -76,8 +82,7 @@ def test_a_reference_that_was_deleted_keeps_its_place_and_is_marked(
 ) -> None:
     page.upload(files["gull.png"], files["bell.wav"])
     media = page.js("return h3.draft.get().references[0].media")
-    page.chrome.get(f"{page.url}/api/v1/health")
-    console.api(f"/media/{media}", "DELETE")
+    delete(page, console, media)
     page.open()
     page.until(lambda: "no longer on this console" in page.text(".refs .ref.missing"))
     assert page.texts(".ref-tag") == ["<Picture 1>", "<Audio 1>"]
