@@ -199,18 +199,19 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
 
     - gather heads: R H d of QKV (3), as sent (3), of the output as sent back and as joined (2),
       S h d of QKV as received (3) and of the output as computed (1): 8 R H d + 4 S h d.
-    - gather packed_nvfp4: QKV comes of all rows and none of it travels: 2 R H d + 4 S h d. The
-      packed rows before it, S hidden 9/16 bytes as sent, received and laid anew
-      (runtime/parallel/packed_rows.py), are less than that on up to eight ranks.
-    - no rows shared: QKV, its copy of V and the output, 5 R H d.
+    - gather packed_nvfp4: QKV comes of all rows, then V's copy and the output beside it: 5 S h d.
+      What travels, 9/16 byte a value as sent, received and laid anew (runtime/parallel/
+      packed_rows.py), is less than that on up to eight ranks: S hidden before, S h d after it.
+    - no rows shared: the same, of R and H.
     """
     layout = Layout.parse(plan.layout)
     hidden, inner = dit.dims["hidden"], dit.dims["heads"] * dit.dims["head dim"]
     most = _most_of(dit, plan)
     own = -(-rows // layout.ulysses)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
-    travels = 2 if plan.gather == "packed_nvfp4" else 8
-    exchange = travels * held + 4 * here if layout.ulysses > 1 else 5 * held
+    exchange = 8 * held + 4 * here
+    if layout.ulysses == 1 or plan.gather == "packed_nvfp4":
+        exchange = 5 * here
     mlp = own * widths * dit.dims["ffn"] * most["mlp"]
     embedded = rows * hidden  # before the first block, of all rows
     return max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)

@@ -261,7 +261,7 @@ class Plan:
     # sums, which a GPU may take in another order
     overlap: str = "off"  # off | qkv
     # heads: ranks that share rows send Q, K, V of each other's heads; packed_nvfp4: all send the
-    # packed NVFP4 rows that QKV is made of, 9/16 byte a value, where links are slow
+    # packed NVFP4 rows that QKV and out_proj are made of, 9/16 byte a value, where links are slow
     gather: str = "heads"
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every

@@ -26,7 +26,7 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.meter import COMMUNICATION, StepMeter
 from runtime.parallel.mesh import Exchange, Mesh
-from runtime.parallel.packed_rows import PackedGather
+from runtime.parallel.packed_rows import PackedGather, PackedReturn
 from runtime.parallel.shares import head_shares, ranges, row_shares, unit_shares
 from runtime.parallel.tensor import PartialSum, inputs_of, outputs_of, repeated
 from runtime.parallel.ulysses import RowShares, Ulysses, Wait
@@ -114,11 +114,14 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
     shared, gathered = RowShares(), False
     for block in model.blocks:
         assert isinstance(block, Block)
-        ops = block.attn.ops
-        ulysses = Ulysses(block.attn.attend, mesh.rows, shared, wait, copy=ops.copy)
-        block.attn.attend = ulysses
-        overlap(block.attn, ulysses)
-        gathered = gather_rows(block.attn, ulysses, PackedGather(mesh.rows, shared, wait), mesh)
+        attn = block.attn
+        gather = PackedGather(mesh.rows, shared, wait)
+        back = PackedReturn(mesh.rows, shared, wait)
+        gathered = gather_rows(attn, attn.attend, gather, back, mesh)
+        if not gathered:
+            ulysses = Ulysses(attn.attend, mesh.rows, shared, wait, copy=attn.ops.copy)
+            attn.attend = ulysses
+            overlap(attn, ulysses)
     own = OwnRows(model, mesh, shared, wait, gathered=gathered)
     model.embed = own.embed  # type: ignore[method-assign]
     model.run_blocks = own.run_blocks  # type: ignore[assignment,method-assign]

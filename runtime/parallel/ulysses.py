@@ -80,28 +80,10 @@ class Ulysses:
         ]
         return self._back(back, order, num_heads, width)
 
-    def over_all_rows(
-        self, q_BhSd: Tensor, k_BhSd: Tensor, v_BhSd: Tensor, *, num_heads: int
-    ) -> Tensor:
-        """All rows of this rank's heads, of num_heads in all: [1, h, S, d] -> [1, R, H*d]."""
-        order, back, first = self.turns(num_heads), [], 0
-        for turn in order:
-            heads = counts_of(turn)
-            own = slice(first, first + heads[self._group.rank])
-            q, k, v = (x[:, own] for x in (q_BhSd, k_BhSd, v_BhSd))
-            back.append(self._sent_back(q, k, v, heads))
-            first = own.stop
-        return self._back(back, order, num_heads, q_BhSd.shape[-1])
-
     def _attended(self, exchange: Exchange, heads: Sequence[int], width: int) -> Exchange:
         own = heads[self._group.rank]
         qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
         q, k, v = (x[None].transpose(1, 2) for x in qkv_S3hd.unbind(1))
-        return self._sent_back(q, k, v, heads)
-
-    def _sent_back(self, q: Tensor, k: Tensor, v: Tensor, heads: Sequence[int]) -> Exchange:
-        """Attention of this rank's heads; every rank's rows of the output are on their way."""
-        own, width = q.shape[1], q.shape[-1]
         out_BSD = self._attend(q, k, v)
         counts = self._rows.counts
         mine = counts[self._group.rank]

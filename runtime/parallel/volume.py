@@ -35,7 +35,8 @@ class Moved:
 class Shape:
     """One evaluation. rows: S; targets: spans of S and values per row of what is predicted.
 
-    value_bytes: of the compute dtype. gathered: packed rows of all take Q, K and V's place.
+    value_bytes: of the compute dtype. gathered: packed rows of all take Q, K and V's place, and the
+    heads' output travels packed.
     """
 
     rows: int
@@ -85,9 +86,14 @@ def _heads(place: int, counts: Sequence[int], num_heads: int, shape: Shape) -> M
     kept = mine * (num_heads - heads[place]) * value  # of my rows, other ranks' heads
     if not shape.gathered:
         return Moved(3 * kept + away, 3 * away + kept)
-    row = shape.hidden * _PACKED[0] // _PACKED[1]
+    away, kept = (_packed(part // shape.value_bytes) for part in (away, kept))
+    row = _packed(shape.hidden)
     there = mine * row * (len(counts) - 1)
     return Moved(there + away, (shape.rows - mine) * row + kept)
+
+
+def _packed(values: int) -> int:
+    return values * _PACKED[0] // _PACKED[1]
 
 
 def _sums(rows: int, ranks: int, shape: Shape) -> Moved:

@@ -12,9 +12,10 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from comfy_kitchen.float_utils import from_blocked
 from torch import Tensor
 
-from runtime.h3.gathered import GatheredQKV
+from runtime.h3.gathered import GatheredQKV, PackedOut
 from runtime.h3.model import Block, H3Model
 from runtime.kernels.linear.nvfp4_native import (
     NVFP4NativeLinear,
@@ -26,8 +27,9 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.meter import COMMUNICATION, GEMM, StepMeter
 from runtime.parallel import packed_rows
 from runtime.parallel.mesh import ALONE, Mesh
-from runtime.parallel.packed_rows import PackedGather
+from runtime.parallel.packed_rows import PackedGather, PackedReturn
 from runtime.parallel.shares import head_shares, ranges, row_shares
+from runtime.parallel.tensor import PartialSum
 from runtime.parallel.ulysses import RowShares
 from tests.denoiser_parts import demo_plan, normal
 from tests.rank_processes import on_ranks
@@ -41,7 +43,7 @@ ROWS = 84  # of a request of tests/wide_denoiser.py
 EVALUATIONS = 3
 LIMIT = 1e-6  # of two fp32 sums in another order, before they are rounded
 
-Operands = list[tuple[Tensor, Tensor]]  # by call of a block's QKV: codes and tiles of scales
+Operands = list[tuple[Tensor, Tensor]]  # by call of a block's linear: codes and their scales
 
 
 def case(layout: str, gather: str = "packed_nvfp4") -> Case:
@@ -79,12 +81,41 @@ def test_packed_rows_of_all_ranks_are_one_operand_tiles_and_all(ranks: int) -> N
     assert on_ranks(carried, f"U{ranks}", sizes) == [sizes] * ranks
 
 
+def returned(mesh: Mesh, sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The sizes of which every rank got its rows of one process's operand; width: of a head."""
+    passed = []
+    for num_rows, width in sizes:
+        heads = head_shares(7, mesh.rows.size)
+        x_SK = normal(num_rows, 7 * width)
+        scale = activation_scale(x_SK, None)
+        counts = row_shares(num_rows, mesh.rows.size)
+        widths = [count * width for count in heads]
+        columns = x_SK[:, ranges(widths)[mesh.rows.rank]].contiguous()
+        got = PackedReturn(mesh.rows, RowShares(counts))(rows_of(columns, scale), widths)
+        want = rows_of(x_SK[ranges(counts)[mesh.rows.rank]], scale)
+        assert torch.equal(got.codes, want.codes), (num_rows, width)
+        assert got.blocks.dtype == want.blocks.dtype and got.blocks.shape == want.blocks.shape
+        assert torch.equal(got.blocks.view(torch.uint8), want.blocks.view(torch.uint8))
+        assert (got.num_rows, got.dtype) == (want.num_rows, want.dtype)
+        assert got.codes.is_contiguous() and got.blocks.is_contiguous()
+        passed.append((num_rows, width))
+    return passed
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_packed_heads_of_all_rows_are_the_own_rows_of_one_operand(ranks: int) -> None:
+    """Seven heads: uneven shares, and a rank's tiles of scales begin within another's."""
+    sizes = [(rows, width) for rows in LENGTHS for width in (16, 32, 128)]
+    assert on_ranks(returned, f"U{ranks}", sizes) == [sizes] * ranks
+
+
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """Of one rank. sent: bytes to others in one exchange of the kind, by dtype, in order."""
 
     steps: dict[str, Tensor]
     operands: Operands
+    outputs: Operands
     sent: list[tuple[str, int]]
     parts: dict[str, float]
     qkv_bytes: int
@@ -94,7 +125,7 @@ def evaluated(mesh: Mesh, of: Case) -> Seen:
     """All steps, with a meter, and with what QKV multiplies and what goes to other ranks."""
     meter = StepMeter("cpu")
     model = model_of(of, mesh, meter)
-    operands = recorded(model)
+    operands, outputs = recorded(model, "qkv_proj"), recorded(model, "out_proj")
     with counted() as sent:
         meter.open()
         steps = sampled(model, of)
@@ -104,15 +135,25 @@ def evaluated(mesh: Mesh, of: Case) -> Seen:
         for name, tensor in model.blocks.state_dict().items()
         if "qkv_proj" in name and name.endswith(".weight")
     ]
-    return Seen(steps=steps, operands=operands, sent=sent, parts=parts, qkv_bytes=sum(weights))
+    return Seen(
+        steps=steps,
+        operands=operands,
+        outputs=outputs,
+        sent=sent,
+        parts=parts,
+        qkv_bytes=sum(weights),
+    )
 
 
-def recorded(model: H3Model) -> Operands:
-    """Filled while the model runs."""
+def recorded(model: H3Model, name: str) -> Operands:
+    """Filled while the model runs: row by row, as tiles of a rank end with its rows."""
     found: Operands = []
 
     def seen(rows: NVFP4Rows) -> NVFP4Rows:
-        found.append((rows.codes.clone(), rows.blocks.view(torch.uint8).clone()))
+        number = rows.num_rows
+        blocks = rows.blocks.view(torch.uint8)
+        scales = from_blocked(blocks, number, rows.codes.shape[1] * 2 // 16)
+        found.append((rows.codes[:number].clone(), scales.clone()))
         return rows
 
     def before(multiply: Callable[[NVFP4Rows], Tensor]) -> Callable[[NVFP4Rows], Tensor]:
@@ -120,8 +161,9 @@ def recorded(model: H3Model) -> Operands:
 
     for block in model.blocks:
         assert isinstance(block, Block)
-        qkv = block.attn.qkv_proj
-        linear = qkv.linear if isinstance(qkv, GatheredQKV) else qkv
+        linear = getattr(block.attn, name)
+        while isinstance(linear, GatheredQKV | PackedOut | PartialSum):
+            linear = linear.linear
         assert isinstance(linear, NVFP4NativeLinear)
         linear.multiplied = before(linear.multiplied)  # type: ignore[assignment,method-assign]
     return found
@@ -168,6 +210,18 @@ def test_every_rank_multiplies_one_processs_integers(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_proj_gets_one_processs_integers_of_the_own_rows(layout: str) -> None:
+    want = alone().outputs
+    assert len(want) == EVALUATIONS * DIMS.blocks
+    ranks = on_layout(layout, "packed_nvfp4")
+    mine = ranges(row_shares(ROWS, len(ranks)))
+    for rank, seen in enumerate(ranks):
+        for call, (got, expected) in enumerate(zip(seen.outputs, want, strict=True)):
+            for own, whole in zip(got, expected, strict=True):
+                assert torch.equal(own, whole[mine[rank]]), (rank, call)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_are_one_processs(layout: str) -> None:
     ranks = on_layout(layout, "packed_nvfp4")
     for name, want in alone().steps.items():
@@ -182,7 +236,7 @@ def test_with_shared_weights_it_is_what_ranks_that_send_heads_compute() -> None:
 
 
 def test_packed_rows_are_fewer_bytes_than_the_heads() -> None:
-    """As the formulas say; the outputs travel back as before."""
+    """As the formulas say, there and back."""
     inner = HEADS * DIMS.head_dim
     for layout in ("U2", "U4"):
         ranks = int(layout[1:])
@@ -191,14 +245,15 @@ def test_packed_rows_are_fewer_bytes_than_the_heads() -> None:
             there = inner - heads * DIMS.head_dim  # values of others' heads
             calls = EVALUATIONS * DIMS.blocks
             qkv = calls * 2 * rows * 3 * there
-            packed = calls * (ranks - 1) * rows * DIMS.hidden * 9 // 16
-            back = calls * 2 * (ROWS - rows) * heads * DIMS.head_dim
+            away = (ROWS - rows) * heads * DIMS.head_dim
+            packed = calls * ((ranks - 1) * rows * DIMS.hidden + away) * 9 // 16
+            back = calls * 2 * away
             got = {g: on_layout(layout, g)[rank].sent for g in ("packed_nvfp4", "heads")}
             assert total(got["heads"], "torch.bfloat16") == qkv + back
             assert total(got["heads"], "torch.uint8") == 0
             assert total(got["packed_nvfp4"], "torch.uint8") == packed
-            assert total(got["packed_nvfp4"], "torch.bfloat16") == back
-            assert packed < qkv / 10
+            assert total(got["packed_nvfp4"], "torch.bfloat16") == 0
+            assert packed < (qkv + back) / 3
 
 
 def total(sent: list[tuple[str, int]], dtype: str) -> int:
@@ -213,7 +268,10 @@ def test_the_table_of_bytes_is_computed() -> None:
         there = heads - head_shares(heads, ranks)[0]
         qkv = 2 * rows * 3 * there * width / 1e6
         packed = (ranks - 1) * rows * hidden * 9 / 16 / 1e6
-        assert f"| {ranks} | {qkv:.1f} | {packed:.1f} |" in (packed_rows.__doc__ or "")
+        back = (20_511 - rows) * (heads - there) * width
+        told = [qkv, packed, 2 * back / 1e6, back * 9 / 16 / 1e6]
+        line = " | ".join(f"{count:.1f}" for count in told)
+        assert f"| {ranks} | {line} |" in (packed_rows.__doc__ or "")
 
 
 def test_a_rank_holds_the_weights_of_its_heads_and_its_waiting_is_measured() -> None:
@@ -248,5 +306,5 @@ def refused(mesh: Mesh, of: Case) -> str:
 @pytest.mark.parametrize("stored", ["bf16", "fp8", "int8"])
 def test_rows_that_are_not_packed_anyway_are_refused(stored: str) -> None:
     for said in on_ranks(refused, "U2", replace(case("U2"), stored=stored)):
-        assert "gather packed_nvfp4" in said and "blocks.0.attn.qkv_proj is stored as" in said
+        assert "gather packed_nvfp4" in said and "blocks.0.attn.out_proj is stored as" in said
         assert said.endswith("choose gather heads")

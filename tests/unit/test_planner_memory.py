@@ -21,7 +21,7 @@ from runtime.checkpoints.header import read_header
 from runtime.h3 import lifetime
 from runtime.h3.audio_vae import build_audio_vae
 from runtime.h3.config import H3Config
-from runtime.h3.gathered import GatheredQKV, gather_rows
+from runtime.h3.gathered import GatheredQKV, PackedOut, gather_rows
 from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.model import Block, RowSpan
 from runtime.h3.modulation import KEPT_BYTES
@@ -36,10 +36,10 @@ from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
 from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.elementwise.vae_eager import VaeEager
-from runtime.kernels.linear.nvfp4_native import NVFP4Rows
+from runtime.kernels.linear.nvfp4_native import NVFP4NativeLinear, NVFP4Rows
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
 from runtime.parallel.mesh import Exchange, Group, Mesh
-from runtime.parallel.packed_rows import PackedGather
+from runtime.parallel.packed_rows import PackedGather, PackedReturn
 from runtime.parallel.shares import head_shares, row_shares
 from runtime.parallel.ulysses import RowShares, Ulysses
 from tests.checkpoint_files import tiny
@@ -166,20 +166,21 @@ class Far(Group):
         return Exchange(sent_N.new_empty(sum(of)), sent_N)
 
 
-class NativeQKV(nn.Module):
-    """The forms of NVFP4NativeLinear's operands and result, without its kernels."""
+class Native(NVFP4NativeLinear):
+    """The forms of its operands and its result, without its kernels."""
 
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.features = features
+    def __init__(self, out_features: int, in_features: int) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = out_features, in_features
 
-    def packed_rows(self, x: Tensor) -> NVFP4Rows:
-        codes = torch.empty(-(-len(x) // 16) * 16, 5376 // 2, dtype=torch.uint8, device=META)
-        tiles = torch.empty(-(-len(x) // 128) * 128, 5376 // 16, device=META)
+    def packed_rows(self, x: Tensor, columns: slice = slice(None)) -> NVFP4Rows:
+        torch.amax(x.abs())
+        codes = torch.empty(-(-len(x) // 16) * 16, x.shape[1] // 2, dtype=torch.uint8, device=META)
+        tiles = torch.empty(-(-len(x) // 128) * 128, x.shape[1] // 16, device=META)
         return NVFP4Rows(codes, tiles.to(torch.float8_e4m3fn), tiles[0, 0], len(x), x.dtype)
 
     def multiplied(self, x: NVFP4Rows) -> Tensor:
-        return torch.empty(x.num_rows, self.features, dtype=x.dtype, device=META)
+        return torch.empty(x.num_rows, self.out_features, dtype=x.dtype, device=META)
 
 
 def of_first_rank(ranks: int, rows: int, gather: str) -> int:
@@ -189,12 +190,14 @@ def of_first_rank(ranks: int, rows: int, gather: str) -> int:
     block = _block()
     attn, shared = block.attn, RowShares(counts)
     attended = with_own_v(attend, strided_v=False, copy=Tensor.copy_)
-    ulysses = Ulysses(attended, group, shared, Exchange.wait)
-    attn.attend = ulysses
     if gather == "packed_nvfp4":
-        features = 3 * head_shares(56, ranks)[0] * 128
-        attn.qkv_proj = GatheredQKV(NativeQKV(features))  # type: ignore[arg-type,assignment]
-        assert gather_rows(attn, ulysses, PackedGather(group, shared), Mesh(rows=group))
+        heads = head_shares(56, ranks)
+        qkv, out = Native(3 * heads[0] * 128, 5376), Native(5376, 56 * 128)
+        attn.qkv_proj, attn.out_proj = GatheredQKV(qkv), PackedOut(out, heads, 0)  # type: ignore[assignment]
+        there, back = PackedGather(group, shared), PackedReturn(group, shared)
+        assert gather_rows(attn, attended, there, back, Mesh(rows=group))
+    else:
+        attn.attend = Ulysses(attended, group, shared, Exchange.wait)
     x = torch.empty(own, 5376, dtype=torch.bfloat16, device=META)
     turned = rows if gather == "packed_nvfp4" else own
     rope = torch.empty(1, turned, 1, 48, 2, 2, dtype=torch.bfloat16, device=META)

@@ -17,6 +17,7 @@ from runtime.kernels.unavailable import Unavailable
 
 MATMUL = "scaled_mm_nvfp4"
 FP4_TIMES_FP8_MAX = 6.0 * 448.0
+_ALL = slice(None)
 
 
 def activation_scale(
@@ -62,9 +63,9 @@ class NVFP4NativeLinear(AmaxLinear):
     def forward(self, x: Tensor) -> Tensor:
         return self.multiplied(self.packed_rows(x)).reshape(*x.shape[:-1], self.out_features)
 
-    def packed_rows(self, x: Tensor) -> NVFP4Rows:
-        """x [..., K] as it is multiplied; with the scale that share_amax gives."""
-        x_SK = self.scaled_input(x).reshape(-1, self.in_features)
+    def packed_rows(self, x: Tensor, columns: slice = _ALL) -> NVFP4Rows:
+        """x [..., K] as it is multiplied, or those columns of it; with share_amax's scale."""
+        x_SK = self.scaled_input(x, columns).reshape(-1, x.shape[-1])
         scale = activation_scale(x_SK, self.input_scale, self.share_amax)
         return NVFP4Rows(*quantise(x_SK, scale), scale, x_SK.shape[0], x.dtype)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from runtime.checkpoints.base import PackedWeight
 
 ShareAmax = Callable[[Tensor], Tensor]
+_ALL = slice(None)
 
 
 def unshared(amax: Tensor) -> Tensor:
@@ -53,9 +54,14 @@ class PackedLinear(nn.Module):
         ):
             self.register_buffer(name, packed.tensors.get(name))
 
-    def scaled_input(self, x: Tensor) -> Tensor:
-        """AWQ: the input times pre_quant_scale, in the input's dtype (contract 5.7)."""
-        return x if self.pre_quant_scale is None else x * self.pre_quant_scale.to(x.dtype)
+    def scaled_input(self, x: Tensor, columns: slice = _ALL) -> Tensor:
+        """AWQ: the input times pre_quant_scale, in the input's dtype (contract 5.7).
+
+        columns: those of the input that x has.
+        """
+        if self.pre_quant_scale is None:
+            return x
+        return x * self.pre_quant_scale[columns].to(x.dtype)
 
     def bias_as(self, x: Activations) -> Tensor | None:
         """The bias rounded to the compute dtype, as ComfyUI's mixed ops load it (contract 1.4b)."""
