@@ -233,7 +233,7 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Gathered rows",
             ("heads", "packed_nvfp4"),
             "choice",
-            "Of GPUs that share rows. packed_nvfp4: rows and outputs travel packed; for slow links.",
+            "Of GPUs that share rows. packed_nvfp4: rows and outputs travel packed; slow links.",
         ),
         (
             "island_rounding",
