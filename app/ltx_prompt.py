@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from pathlib import Path
 
-from app.children import ChildFailed, run_child
+from app.children import run_child
 from runtime.ltx.sizes import CONTEXT_ROWS
-from runtime.ltx.text_folder import tokenizer_file
+from runtime.ltx.text_folder import check_tokens, tokenizer_file
 from runtime.messages import Plan
+
+_CHILDREN = threading.BoundedSemaphore(2)  # at once, of all pages
 
 
 def check(prompt: str, plan: Plan) -> None:
@@ -25,22 +28,17 @@ def check(prompt: str, plan: Plan) -> None:
         return
     folder, tokenizer = plan.models.text_encoder, plan.models.tokenizer
     changed = tokenizer_file(folder, tokenizer).stat().st_mtime_ns
-    if refused := _refused(text, folder, tokenizer, changed):
-        raise ValueError(refused)
+    check_tokens(_tokens(text, folder, tokenizer, changed))
 
 
-@functools.lru_cache(maxsize=256)
-def _refused(prompt: str, folder: Path, tokenizer: Path | None, changed: int) -> str:
+@functools.lru_cache(maxsize=256)  # of counts alone: what went wrong is of its moment
+def _tokens(prompt: str, folder: Path, tokenizer: Path | None, changed: int) -> int:
     del changed
     asked = {"prompt": prompt, "text_encoder": str(folder)}
-    try:
-        run_child(
+    with _CHILDREN:
+        counted = run_child(
             "runtime.ltx.measure",
             what="counting the tokens of the prompt",
             stdin=json.dumps(asked | {"tokenizer": tokenizer and str(tokenizer)}).encode(),
         )
-    except ChildFailed:  # of this moment, not of the prompt: it is asked again
-        raise
-    except ValueError as error:
-        return str(error)
-    return ""
+    return int(counted)

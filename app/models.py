@@ -16,7 +16,7 @@ from runtime.checkpoints.modes import KNOWN_MODELS
 from runtime.layouts import Layout, check_heads
 from runtime.ltx.census import ROLE as LTX_ROLE
 from runtime.ltx.census import Census, read_census
-from runtime.ltx.folders import check_role
+from runtime.ltx.folders import check_role, weight_files
 from runtime.ltx.orders import problem_of
 from runtime.ltx.text_folder import check_text_folder
 from runtime.messages import Plan
@@ -40,6 +40,15 @@ def denoiser_problem(plan: Plan) -> str:
     return _look(plan, "dit", plan.models.dit)[1].problem
 
 
+def unreadable(path: Path, error: OSError, plan: Plan) -> str:
+    """A sentence on a file or folder that is there, or may be, and cannot be looked at."""
+    reason = (error.strerror or str(error)).lower()
+    return (
+        f"{error.filename or path} cannot be read ({reason}); allow it to the user of this program "
+        f"or change [models] in plan {plan.name}"
+    )
+
+
 def look(plan: Plan) -> Models:
     """What is there; a file that cannot be used carries its problem."""
     files: list[FileFound] = []
@@ -52,7 +61,11 @@ def look(plan: Plan) -> Models:
             continue
         if role in folders:
             denoiser = None if files[0].problem else plan.models.dit  # which the folders must fit
-            files.append(_look_into(plan, role, path, denoiser))
+            try:
+                files.append(_look_into(plan, role, path, denoiser))
+            except OSError as error:
+                blank = FileFound(role=role, name=path.name, path=str(path))
+                files.append(_with(blank, unreadable(path, error, plan)))
             continue
         part, found = _look(plan, role, path)
         files.append(found)
@@ -63,10 +76,11 @@ def look(plan: Plan) -> Models:
 
 def _look_into(plan: Plan, role: str, path: Path, denoiser: Path | None) -> FileFound:
     """A folder of LTX as diffusers and transformers write it."""
-    config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
+    described = (path / "config.json").is_file()
+    weights = weight_files(path) if described else []
     blank = FileFound(role=role, name=path.name, path=str(path))
-    if not config.is_file() or not weights:
-        lacks = "no config.json" if not config.is_file() else "no .safetensors file"
+    if not weights:
+        lacks = "no .safetensors file" if described else "no config.json"
         todo = "put a folder of that layout there or change [models] in the plan"
         return _with(blank, f"{path} has {lacks}, which plan {plan.name} needs; {todo}")
     problem = "" if denoiser is None else _folder_problem(plan, role, path, denoiser)
@@ -87,7 +101,7 @@ def _folder_problem(plan: Plan, role: str, path: Path, denoiser: Path) -> str:
             check_text_folder(path, tokenizer, census.config, census.gemma_version)
         else:
             check_role(role, path, census.config.in_channels)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         return f"{error}; change [models] in plan {plan.name}"
     return ""
 
@@ -108,7 +122,9 @@ def _look(plan: Plan, role: str, path: Path) -> tuple[Part | None, FileFound]:
         make = f"; {make}" if (make := families.of_plan(plan).make) else ""
         problem = f"{path} is not there; put the file there or change [models] in the plan{make}"
         return None, _with(blank, problem)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return None, _with(blank, unreadable(path, error, plan))
+    except ValueError as error:
         return None, _with(blank, str(error))
     largest = max((tensor.bytes for tensor in part.tensors), default=0)
     return part, FileFound(

@@ -102,7 +102,11 @@ def check_models(plan: Plan) -> None:
         if path is None:
             raise ValueError(f"plan {plan.name} names no {role}; add it to [models]")
         folder = role in family.folders
-        if not (path.is_dir() if folder else path.is_file()):
+        try:
+            there = path.is_dir() if folder else path.is_file()
+        except OSError as error:  # a folder above it that may not be entered
+            raise ValueError(models.unreadable(path, error, plan)) from error
+        if not there:
             kind = "a folder" if folder else "an ordinary file"
             what = f"not {kind}" if path.exists() else "not there"
             make = f"; {family.make}" if family.make and presets.is_demo(plan) else ""

@@ -125,7 +125,7 @@ def _told(metadata: Mapping[str, Any]) -> dict[str, int]:
         return {}
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the header's config is not JSON: {error}") from error
     table = config.get("transformer", {}) if isinstance(config, dict) else None
     if not isinstance(table, dict):

@@ -114,10 +114,15 @@ def component_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; OSError where glob would say that there are none."""
+    return sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+
+
 def tensor_files(folder: Path) -> dict[str, Path]:
     """Which safetensors file of the folder holds which tensor; each name in one file only."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         for name in read_header(path).tensors:
             if name in found:
                 raise CheckpointError(

@@ -1,7 +1,7 @@
 """How many tokens a prompt has, as the text tower counts them: `python -m runtime.ltx.measure`.
 
 {"prompt": ..., "text_encoder": folder, "tokenizer": folder or null} as JSON comes on stdin, the
-count goes to stdout; 2 and a sentence for a prompt that does not fit. No torch.
+count goes to stdout; 2 and a sentence for what is no tokenizer. No torch.
 """
 
 from __future__ import annotations

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.checkpoints.header import CheckpointError, read_header
 from runtime.ltx.config import LTXConfig
-from runtime.ltx.folders import component_config, component_folder, shape_of, tensor_files
+from runtime.ltx.folders import (
+    component_config,
+    component_folder,
+    shape_of,
+    tensor_files,
+    weight_files,
+)
 from runtime.ltx.sizes import CONTEXT_ROWS
 
 if TYPE_CHECKING:
@@ -81,7 +87,7 @@ def folder_gemma_version(folder: Path) -> str:
     CheckpointError if the metadata cannot be read.
     """
     said = str(component_config(folder).get(VERSION_KEY, ""))
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         said = said or _metadata_version(path, read_header(path).metadata)
     return said
 
@@ -92,7 +98,7 @@ def _metadata_version(path: Path, metadata: Mapping[str, str]) -> str:
         return metadata[VERSION_KEY]
     try:
         return str(json.loads(metadata.get(SOURCE_KEY, "{}")).get(VERSION_KEY, ""))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: {SOURCE_KEY} must be a JSON object ({error})") from error
 
 
@@ -144,18 +150,15 @@ def bos_of(folder: Path) -> int:
 
 
 def prompt_ids(words: Tokenizer, bos: int, prompt: str) -> list[int]:
-    """Ids of the stripped prompt behind one BOS, which the tokenizer may not add itself.
-
-    ValueError for more than 1,024.
-    """
+    """Ids of the stripped prompt behind one BOS, which the tokenizer may not add itself."""
     ids: list[int] = words.encode(prompt.strip()).ids
-    if ids[:1] != [bos]:
-        ids = [bos, *ids]
-    if len(ids) > CONTEXT_ROWS:
-        raise ValueError(
-            f"the prompt has {len(ids)} tokens, at most {CONTEXT_ROWS} fit; shorten it"
-        )
-    return ids
+    return ids if ids[:1] == [bos] else [bos, *ids]
+
+
+def check_tokens(count: int) -> None:
+    """ValueError for more than 1,024."""
+    if count > CONTEXT_ROWS:
+        raise ValueError(f"the prompt has {count} tokens, at most {CONTEXT_ROWS} fit; shorten it")
 
 
 def projection_files(folder: Path) -> tuple[dict[str, Path], dict[str, str], Path]:

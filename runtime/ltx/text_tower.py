@@ -27,6 +27,7 @@ from runtime.ltx.text_files import read_projection
 from runtime.ltx.text_folder import (
     CLASS_NAME,
     check_table,
+    check_tokens,
     folder_gemma_version,
     open_tokenizer,
     prompt_ids,
@@ -68,8 +69,10 @@ class TextTower:
         self.bos, self.pad, self.version, self.load = bos, pad, version, report
 
     def tokens(self, prompt: str) -> list[int]:
-        """Ids as text_folder.prompt_ids."""
-        return prompt_ids(self.tokenizer, self.bos, prompt)
+        """Ids as text_folder.prompt_ids; ValueError for more than fit."""
+        ids = prompt_ids(self.tokenizer, self.bos, prompt)
+        check_tokens(len(ids))
+        return ids
 
     def hidden_states(
         self, prompt: str, *, cancelled: Callable[[], bool] = never

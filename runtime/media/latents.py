@@ -44,7 +44,7 @@ def check_latents(path: Path, form: LatentsForm) -> Any:
         )
     try:
         request = json.loads(header.metadata.get(form.key, "null"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} has a {form.key} that is not JSON: {error}") from error
     if form.fps:
         _check_fps(path, request, form.key)

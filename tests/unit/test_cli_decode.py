@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 
 from app import presets
 from launch import main
+from runtime.h3.packing import LATENTS
+from runtime.media.latents import check_latents
 from runtime.messages import Plan
 from tests.consoles import demo_plan
 from tests.ltx_plans import plan_of
@@ -90,6 +92,13 @@ def test_latents_are_looked_at_before_any_model_is_loaded(
     assert main(options) == 2  # of LTX before its licence is asked for, too
     told = capsys.readouterr().err
     assert words in told and "licence" not in told.lower()
+
+
+def test_latents_whose_request_is_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    tensors = {"video": torch.zeros(1, 24, 2, 2, 4), "audio": torch.zeros(1, 32, 2, 9)}
+    save_file(tensors, tmp_path / "x.safetensors", {"h3_request": "[" * 100_000})
+    with pytest.raises(ValueError, match="has a h3_request that is not JSON"):
+        check_latents(tmp_path / "x.safetensors", LATENTS)
 
 
 def test_a_rank_killed_while_it_decodes_leaves_no_part(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -104,6 +105,14 @@ THREE = {"upsample_type": STAGES["upsample_type"][:3], "decoder_spatio_temporal_
         ("text_encoder", tower(bos_token_id=[2]), "must name one bos_token_id, got [2]"),
         ("text_encoder", edit(text_config=3), "says nothing of its text model"),
         ("text_encoder", edit(gemma_version="x"), "gemma4-12b-ltx-v1, but this one is x"),
+        (
+            "text_encoder",
+            lambda at: (
+                edit(gemma_version="")(at),
+                zeros(at / "a.safetensors", {}, gemma_source_checkpoint="[" * 100_000),
+            ),
+            "gemma_source_checkpoint must be a JSON object (maximum recursion depth",
+        ),
         ("text_encoder", lambda at: (at / "tokenizer.json").unlink(), "no tokenizer.json in"),
         (
             "text_encoder",
@@ -180,6 +189,52 @@ def test_a_folder_that_cannot_be_used_is_found_before_anything_is_loaded(
     assert finding.text == told
 
 
+def lock(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What chmod 000 is to a user; tests may run as root, who may enter all the same."""
+
+    def closed(real: Callable[..., object]) -> Callable[..., object]:
+        def asked(path: Path, *args: object, **options: object) -> object:
+            if folder in path.parents or (real is listed and path == folder):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *args, **options)
+
+        return asked
+
+    listed = Path.iterdir
+    for name in ("stat", "open", "iterdir"):
+        monkeypatch.setattr(Path, name, closed(getattr(Path, name)))
+
+
+@pytest.mark.parametrize("role", ["dit", "video_vae", "text_encoder", "tokenizer"])
+def test_a_folder_that_may_not_be_entered_is_a_sentence(
+    ltx: Plan, role: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = shutil.move(getattr(ltx.models, role) or text_encoder(tmp_path / "x"), tmp_path / "in")
+    plan = replace(ltx, models=replace(ltx.models, **{role: Path(path)}))
+    preflight.check_models(plan)
+    lock(monkeypatch, tmp_path / "in" if role != "dit" else tmp_path)
+    with pytest.raises(ValueError) as refused:
+        preflight.check_models(plan)
+    told = str(refused.value)
+    assert "cannot be read (permission denied); allow it" in told and "change [models] in" in told
+    assert any(file.problem == told for file in models.look(plan).files)
+
+
+def test_weights_that_may_not_be_listed_are_not_said_to_be_missing(
+    ltx: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = ltx.models.vocoder, Path.iterdir
+
+    def listed(path: Path) -> Iterator[Path]:
+        if path == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    with pytest.raises(ValueError, match=r"vocoder cannot be read \(permission denied\)"):
+        preflight.check_models(ltx)
+
+
 def test_what_make_demo_writes_is_found_to_be_right(
     ltx: Plan, ltx_components: ComponentFolders
 ) -> None:
@@ -249,3 +304,17 @@ def test_a_wrong_folder_is_refused_before_the_licence_is_asked_for(
     assert "but the latent upsampler must be a" in queued.json()["detail"]
     (entry,) = (p for p in web.get("/api/v1/plans").json()["plans"] if p["name"] == "mine")
     assert not entry["runs"]
+
+
+def test_a_plan_whose_models_may_not_be_seen_hides_no_other(
+    console: Console, web: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = [p["name"] for p in web.get("/api/v1/plans").json()["plans"]]
+    lock(monkeypatch, tmp_path / "models")
+    plans = {p["name"]: p for p in web.get("/api/v1/plans").json()["plans"]}
+    assert list(plans) == before and not plans["mine"]["runs"]
+    told = "cannot be read (permission denied); allow it"
+    found = web.post(PREFLIGHT, json={"request": SMALL, "plan": "mine"}).json()
+    assert told in found["blocked"]
+    queued = web.post(JOBS, json={"request": SMALL, "plans": ["mine"], "force": True})
+    assert queued.status_code == 400 and told in queued.json()["detail"]

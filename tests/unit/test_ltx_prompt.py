@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,41 @@ def test_a_child_that_died_is_asked_again(ltx: Plan, monkeypatch: pytest.MonkeyP
             ltx_prompt.check("z" * 1500, ltx)
     with pytest.raises(ValueError, match="has 1501 tokens"):
         ltx_prompt.check("z" * 1500, ltx)
+
+
+def test_a_tokenizer_that_could_not_be_read_is_asked_again(ltx: Plan, tmp_path: Path) -> None:
+    shown = tmp_path / "tokenizer"
+    shown.mkdir()
+    plan = replace(ltx, models=replace(ltx.models, tokenizer=shown))
+    file, real = shown / "tokenizer.json", ltx.models.tokenizer / "tokenizer.json"  # type: ignore[operator]
+    file.write_text("{}")
+    when = file.stat()
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+        ltx_prompt.check("v" * 1500, plan)
+    file.write_bytes(real.read_bytes())
+    os.utime(file, ns=(when.st_atime_ns, when.st_mtime_ns))  # as chmod leaves it
+    with pytest.raises(ValueError, match="has 1501 tokens"):
+        ltx_prompt.check("v" * 1500, plan)
+
+
+def test_two_children_at_once_count_for_all_pages(
+    ltx: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[str] = []
+    most = 0
+
+    def slow(module: str, **options: Any) -> str:
+        nonlocal most
+        running.append(module)
+        most = max(most, len(running))
+        time.sleep(0.05)
+        running.pop()
+        return "9"
+
+    monkeypatch.setattr(ltx_prompt, "run_child", slow)
+    with ThreadPoolExecutor(8) as pages:
+        list(pages.map(lambda n: ltx_prompt.check(f"{n}" * 1100, ltx), range(8)))
+    assert most == 2
 
 
 def test_the_child_loads_no_torch(ltx: Plan) -> None:

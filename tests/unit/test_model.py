@@ -360,6 +360,7 @@ def test_a_size_of_the_config_that_the_tensors_do_not_have_is_refused_by_name() 
     ("config", "said"),
     [
         ("{half", "config is not JSON"),
+        ("[" * 100_000, "config is not JSON"),
         ([1], r"must be an object with an object 'transformer', got \[1\]"),
         ({"transformer": 5}, "must be an object with an object 'transformer'"),
         ({"transformer": {"qk_norm_eps": 1e-6}}, "qk_norm_eps 1e-06; 1e-05 is supported"),
