@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from app import families, presets, records, stored
 from app.access import User, UserDependency
@@ -80,11 +80,21 @@ class PlanJson(_Strict):
     ltx_nvfp4_order: str | None = None
 
 
+def _given(plan: Any) -> str:
+    """Which of the two a body is meant to be: a refusal then names the field of that one."""
+    return "name" if isinstance(plan, str) else "fields"
+
+
+PlanOrName = Annotated[
+    Annotated[str, Tag("name")] | Annotated[PlanJson, Tag("fields")], Discriminator(_given)
+]
+
+
 class Preflight(_Strict):
     """One request and the plan it would run with: a name, or an unsaved one of the editor."""
 
     request: AnyRequestJson
-    plan: str | PlanJson
+    plan: PlanOrName
 
 
 def router(console: Console, user: UserDependency) -> APIRouter:

@@ -140,6 +140,10 @@ def test_a_plan_of_an_unknown_family_is_neither_saved_nor_asked_about(
     assert "other" not in console.planning.plans.names()
     answer = web.post("/api/v1/preflight", json={"request": SMALL, "plan": body})
     assert (answer.status_code, answer.json()) == (400, {"detail": told})
+    for field, value in (("family", 3), ("vae_tiles", "4")):  # it names the field that is wrong
+        asked = {"request": SMALL, "plan": body | {field: value}}
+        told_by = web.post("/api/v1/preflight", json=asked).json()["detail"]
+        assert told_by.startswith(f"body.plan.fields.{field}: Input should be a valid ")
     older = presets.dump_plan(ltx).replace('"ltx"', '"wan"')  # saved before it was refused
     (console.root / "plans" / "older.toml").write_text(older)
     listed = {one["name"]: one for one in web.get("/api/v1/plans").json()["plans"]}
