@@ -19,10 +19,10 @@ from torch import Tensor
 from runtime.cancel import Cancelled
 from runtime.layouts import Layout
 from runtime.messages import Plan
+from runtime.parallel.mesh import BACKSTOP
 
 T = TypeVar("T")
 
-BACKSTOP = timedelta(minutes=10)  # of an exchange of tensors; the engine finds a hang before it
 # Of the words between: rank 0 may read 33 GB of text encoder meanwhile. The engine watches.
 PATIENCE = timedelta(hours=12)
 

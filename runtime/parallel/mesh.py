@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from runtime.layouts import Layout
 
+BACKSTOP = timedelta(minutes=10)  # of an exchange of tensors; the engine finds a hang before it
 # Marks the beginning of a transfer in the current stream; what it returns marks the end, once.
 Timed = Callable[[], Callable[[], None]]
 
@@ -192,7 +194,7 @@ def _mine(partition: Sequence[range]) -> Group:
         if len(ranks) == 1:
             continue
         whole = len(partition) == 1
-        members = dist.group.WORLD if whole else dist.new_group(list(ranks))
+        members = dist.group.WORLD if whole else dist.new_group(list(ranks), timeout=BACKSTOP)
         if mine in ranks:
             own = Group(rank=ranks.index(mine), size=len(ranks), members=members)
     return own

@@ -12,8 +12,8 @@ from runtime.h3.load import load_denoiser
 from runtime.kernels.linear.nvfp4_native import NVFP4Rows, activation_scale, quantise
 from runtime.meter import COMMUNICATION, StepMeter
 from runtime.parallel.mesh import ALONE, Mesh
-from runtime.parallel.packed_rows import PackedGather
-from runtime.parallel.shares import ranges, row_shares
+from runtime.parallel.packed_rows import PackedGather, PackedReturn
+from runtime.parallel.shares import head_shares, ranges, row_shares
 from runtime.parallel.sides import Sides
 from runtime.parallel.ulysses import RowShares
 from tests.denoiser_parts import conditioning, demo_plan, normal
@@ -82,11 +82,32 @@ def packed(mesh: Mesh) -> list[int]:
     return passed
 
 
-def plain(blocks: Tensor, num_rows: int) -> Tensor:
+def plain(blocks: Tensor, num_rows: int, width: int = HIDDEN) -> Tensor:
     """[S, K/16] bytes, without what fills up the tiles."""
-    return from_blocked(blocks.view(torch.uint8), num_rows, HIDDEN // 16)
+    return from_blocked(blocks.view(torch.uint8), num_rows, width // 16)
+
+
+def returned(mesh: Mesh) -> list[int]:
+    """The lengths of which each rank got its rows of the integers that one GPU makes of all."""
+    passed, width = [], 56 * 128
+    widths = [count * 128 for count in head_shares(56, mesh.rows.size)]
+    for num_rows in LENGTHS:
+        x_SK = normal(num_rows, width).to("cuda", torch.bfloat16)
+        scale = activation_scale(x_SK, None)
+        counts = row_shares(num_rows, mesh.rows.size)
+        own = x_SK[:, ranges(widths)[mesh.rows.rank]].contiguous()
+        mine = NVFP4Rows(*quantise(own, scale), scale, num_rows, own.dtype)
+        got = PackedReturn(mesh.rows, RowShares(counts))(mine, widths)
+        codes, blocks = quantise(x_SK, scale)
+        here = ranges(counts)[mesh.rows.rank]
+        assert torch.equal(got.codes[: got.num_rows], codes[here]), num_rows
+        told = plain(got.blocks, got.num_rows, width)
+        assert torch.equal(told, plain(blocks, num_rows, width)[here]), num_rows
+        passed.append(num_rows)
+    return passed
 
 
 @pytest.mark.parametrize("name", ["U2", "U4", "U8"])
 def test_packed_rows_come_through_nccl(name: str) -> None:
     assert on_gpus(packed, name) == [list(LENGTHS)] * int(name[1:])
+    assert on_gpus(returned, name) == [list(LENGTHS)] * int(name[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from runtime.checkpoints import open_checkpoint
 from runtime.h3.load import load_denoiser
 from runtime.layouts import Layout, check_heads
-from runtime.parallel.mesh import Exchange, Group, Mesh
+from runtime.parallel.mesh import BACKSTOP, Exchange, Group, Mesh
 from runtime.parallel.shares import head_shares, ranges, row_shares, shares, unit_shares
 from runtime.parallel.ulysses import RowShares, Ulysses
 from tests.denoiser_parts import CPU, FILES, demo_plan
@@ -111,6 +113,18 @@ def test_heads_are_counted_before_a_weight_is_read() -> None:
     mesh = Mesh(rows=Group(size=6), everyone=Group(size=6))
     with pytest.raises(ValueError, match="layout U6 shares attention among 6 ranks"):
         load_denoiser(checkpoint, plan, CPU, read, mesh=mesh)
+
+
+def limits(mesh: Mesh) -> list[timedelta]:
+    """Of an exchange in each of this rank's groups that are a part of all ranks."""
+    members = [group.members for group in (mesh.rows, mesh.sides, mesh.evaluation)]
+    assert None not in members
+    return [m._get_backend(CPU).options._timeout for m in members if m is not None]
+
+
+def test_no_exchange_waits_longer_than_the_backstop() -> None:
+    """torch's own limit of a part of all ranks is half an hour."""
+    assert on_ranks(limits, "CFG2xU2") == [[BACKSTOP] * 3] * 4
 
 
 def grouped(mesh: Mesh) -> list[float]:
