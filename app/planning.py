@@ -47,9 +47,11 @@ class Planning:
     def estimate(self, request: Request, plan: Plan) -> Estimate:
         """Reads the references in a child, the first time they are asked about.
 
-        ValueError when request and plan are of two families: there is nothing to estimate.
+        ValueError when request and plan are of two families, or for a prompt that no queue takes:
+        there is nothing to estimate.
         """
         families.check_pair(request, plan)
+        preflight.check_length(request)  # and nothing is kept of one that is megabytes long
         found = models.look(plan)
         measured = (
             ltx_planning.measured(request, plan, found)

@@ -14,6 +14,8 @@ from runtime.messages import FPS, LTXRequest, Plan, Reference, Request
 
 Probe = Callable[[Path], MediaInfo]
 
+MOST_CHARACTERS = 7000  # of a prompt, in the console
+
 _ARTICLE = {"image": "an image", "video": "a video", "audio": "a sound"}
 _LEAST_FRAMES = 5  # what the video VAE needs for its first two latents (contract 4)
 _FLOOR_BYTES = 1 << 20
@@ -50,6 +52,16 @@ def check(
     if isinstance(request, LTXRequest):
         ltx_prompt.check(request.prompt, plan)
     check_disk(request, out)
+
+
+def check_length(request: Request) -> None:
+    """What the console takes of a prompt; the command line takes what the model does."""
+    for text in (request.prompt, request.negative_prompt):
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(
+                f"a prompt may have {MOST_CHARACTERS:,} characters, this one has "
+                f"{len(text):,}; shorten it"
+            )
 
 
 def check_pyav() -> None:

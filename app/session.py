@@ -23,7 +23,6 @@ from runtime.families import FAMILIES
 from runtime.messages import Plan, Request
 
 MOST_OF_ONE, MOST_OF_ALL = 100, 500  # jobs that wait
-MOST_CHARACTERS = 7000  # of a prompt
 
 
 class Session:
@@ -199,12 +198,7 @@ class Session:
 
     def _check(self, request: Request, plan: Plan) -> None:
         """What can be known to be wrong without opening media, which no console process does."""
-        for text in (request.prompt, request.negative_prompt):
-            if len(text) > MOST_CHARACTERS:
-                raise ValueError(
-                    f"a prompt may have {MOST_CHARACTERS:,} characters, this one has "
-                    f"{len(text):,}; shorten it"
-                )
+        preflight.check_length(request)
         preflight.check(request, plan, self._root, probe=media.facts)
         licences.check(plan, self._root)
 

@@ -129,6 +129,23 @@ def test_preflight_refuses_a_pair_of_two_families_as_the_queue_does(web: TestCli
         assert asked.status_code == 400 and "choose a plan of family" in asked.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("request_", "plan"),
+    [
+        (SMALL | {"prompt": "x" * 7001}, "mine"),
+        ({"prompt": "x" * 7001}, "cpu"),
+        ({"prompt": "", "negative_prompt": "x" * 7001}, "cpu"),
+    ],
+)
+def test_preflight_refuses_a_prompt_that_the_queue_does_not_take(
+    web: TestClient, request_: dict[str, Any], plan: str
+) -> None:
+    told = {"detail": "a prompt may have 7,000 characters, this one has 7,001; shorten it"}
+    asked = web.post("/api/v1/preflight", json={"request": request_, "plan": plan})
+    queued = web.post(JOBS, json={"request": request_, "plans": [plan]})
+    assert (asked.status_code, asked.json()) == (400, told) == (queued.status_code, queued.json())
+
+
 def test_a_plan_of_an_unknown_family_is_neither_saved_nor_asked_about(
     console: Console, web: TestClient, ltx: Plan, tmp_path: Path
 ) -> None:
