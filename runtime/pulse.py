@@ -18,6 +18,7 @@ FIRST_STEP_SECONDS = 600.0  # kernels are compiled and graphs captured in it; of
 LEAST_TILES = 3.0  # times the least silence, for a tile
 SLOW_TILES = 5.0  # times the slowest so far
 _MISSED = 2.5  # seconds of silence: of those whose step does not end, the one that stands still
+_LOOK_SECONDS = 2 * BEAT_SECONDS  # the engine looks once a beat: longer, and it stood still itself
 
 
 class Heart:
@@ -69,7 +70,9 @@ class Pulse:
     """When each rank was last heard, and since when it is in its step or its tile.
 
     A rank waits for the others inside a step or a tile, and there alone they take about as long
-    each time; what it does elsewhere, a load or a text encoder, may take any time.
+    each time; what it does elsewhere, a load or a text encoder, may take any time. All leave their
+    last step together, and rank 0 alone goes on at once: without a tile the others wait for it.
+    Time in which the engine did not look, stopped with its ranks, does not count.
     """
 
     def __init__(self, ranks: int, silence_seconds: float, first_seconds: float) -> None:
@@ -77,7 +80,8 @@ class Pulse:
         self._least = silence_seconds
         self._first = first_seconds
         self._known: set[int] = set()
-        now = time.monotonic()
+        self._looked, self._seconds = time.monotonic(), 0.0
+        now = self._now()
         self._heard = [now] * ranks
         self._beats = [Beat()] * ranks
         self._began = [now] * ranks
@@ -85,7 +89,7 @@ class Pulse:
 
     def hear(self, rank: int, beat: Beat | None) -> None:
         """Anything that a rank says is a sign of life, and what is no beat one of work done."""
-        now, before = time.monotonic(), self._beats[rank]
+        now, before = self._now(), self._beats[rank]
         self._heard[rank] = now
         self._known.add(rank)
         if beat is None:
@@ -103,14 +107,15 @@ class Pulse:
 
     def trouble(self, working: list[int]) -> tuple[int, str] | None:
         """The rank of these that hangs, and how that was seen."""
-        now = time.monotonic()
+        now = self._now()
         silent = {rank: now - self._heard[rank] for rank in working}
         for rank, seconds in silent.items():
             if seconds > self._limit(rank):
                 return rank, f"rank {rank} hung (silent for {seconds:.0f} s)"
-        for rank in working:
+        stepping = [rank for rank in working if self._beats[rank].in_step]
+        for rank in stepping if self._beats[0].in_step else ():
             seconds = now - self._began[rank]
-            if self._beats[rank].in_step and seconds > self._step_limit(rank):
+            if seconds > self._step_limit(rank):
                 slowest = max(working, key=lambda r: (silent[r] // _MISSED, -self._beats[r].steps))
                 return slowest, f"rank {slowest} hung (a step has not ended for {seconds:.0f} s)"
         decoding = [rank for rank in working if self._beats[rank].in_tile]
@@ -120,6 +125,13 @@ class Pulse:
                 held = max(decoding, key=lambda r: (silent[r] // _MISSED, r > 0, -self._moved[r]))
                 return held, f"rank {held} hung (no tile has ended for {seconds:.0f} s)"
         return None
+
+    def _now(self) -> float:
+        """Seconds that the engine has looked at the ranks."""
+        now = time.monotonic()
+        self._seconds += min(now - self._looked, _LOOK_SECONDS)
+        self._looked = now
+        return self._seconds
 
     def _limit(self, rank: int) -> float:
         if rank not in self._known:

@@ -84,6 +84,34 @@ def test_outside_of_steps_and_tiles_a_rank_that_beats_may_take_any_time(
     assert beating(Pulse(2, 20.0, 120.0), now, 5000, [beat, beat]) == ""
 
 
+def test_a_rank_that_gets_no_tile_waits_for_what_rank_0_decodes_encodes_and_writes(
+    now: Now,
+) -> None:
+    """More ranks than batches of tiles: the last step was the last that it told of."""
+    pulse = Pulse(2, 20.0, 120.0)
+    waits = Beat(steps=9, in_step=True, seconds=1.0)
+    for rank_0 in (
+        Beat(steps=9, seconds=1.0),  # the sound, the mp4
+        Beat(steps=9, seconds=1.0, tiles=2, in_tile=True, slowest=30.0),
+    ):
+        assert beating(pulse, now, 149, [rank_0, waits]) == ""
+    assert beating(Pulse(2, 20.0, 120.0), now, 22, [waits, waits]) != ""
+
+
+def test_time_in_which_the_engine_itself_stood_still_does_not_count(now: Now) -> None:
+    """Stopped with all its ranks (Ctrl-Z, a paused container), it may be the first to go on."""
+    pulse = Pulse(2, 20.0, 120.0)
+    beats = [Beat(steps=2, in_step=True, seconds=1.0), Beat(tiles=1, in_tile=True, slowest=1.0)]
+    assert beating(pulse, now, 10, beats) == ""
+    now.seconds += 5000
+    assert pulse.trouble(BOTH) is None
+    assert beating(pulse, now, 5, beats) == ""
+    for _ in range(21):
+        now.seconds += 1
+        found = pulse.trouble(BOTH)
+    assert found is not None and "silent for 21 s" in found[1]
+
+
 def test_a_heart_tells_tiles_and_steps_apart(now: Now) -> None:
     told: list[Beat] = []
     clock = StageClock(watched=Heart(told.append, VIDEO_VAE_DECODE).stage)
