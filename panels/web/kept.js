@@ -3,6 +3,7 @@
 (() => {
   const NUMBERS = ['width', 'height', 'fps', 'seconds', 'frames', 'bytes', 'audio_rate', 'audio_channels'];
   const table = (value) => !!value && typeof value === 'object' && !Array.isArray(value);
+  const names = (known, value) => typeof value === 'string' && Object.hasOwn(known, value); // ["ltx"] reads as "ltx"
   const texts = (value) => Object.fromEntries(Object.entries(value).filter(([, one]) => typeof one === 'string'));
 
   function facts(found) {
@@ -18,7 +19,7 @@
 
   function reference(found) {
     const media = file(found);
-    if (!media || !Object.hasOwn(h3.draft.MOST, found.kind)) return null;
+    if (!media || !names(h3.draft.MOST, found.kind)) return null;
     return { ...media, kind: found.kind, mute: found.mute === true, soundtrack: file(found.soundtrack) };
   }
 
@@ -26,7 +27,7 @@
     references: (value) => (Array.isArray(value) ? value.map(reference).filter(Boolean) : undefined),
     ltx_image: file,
     plans: (value) => (table(value) ? texts(value) : undefined),
-    family: (value) => (Object.hasOwn(h3.families, value) ? value : undefined),
+    family: (value) => (names(h3.families, value) ? value : undefined),
   };
 
   // The fields of `found` that a draft has, each of the kind that it has in `usual`.

@@ -90,7 +90,11 @@ def test_a_reference_that_was_deleted_keeps_its_place_and_is_marked(
 
 
 @pytest.mark.parametrize(
-    "text", ["{half", "3", "null", '"draft"', "[1]", "{}", '{"references": 3}', '{"plan": {}}']
+    "text",
+    [
+        *("{half", "3", "null", '"draft"', "[1]", "{}", '{"references": 3}', '{"plan": {}}'),
+        '{"family": ["ltx"], "plan": ""}',
+    ],
 )
 def test_a_draft_that_is_none_is_as_if_there_were_no_draft(page: Page, text: str) -> None:
     first = page.js("return h3.form()")
@@ -127,6 +131,7 @@ def test_of_a_broken_draft_what_is_understood_is_kept(page: Page, files: dict[st
             3,
             {"kind": "image"},
             {"kind": "toString", "media": "a", "name": "b"},
+            {"kind": ["image"], "media": "a", "name": "b"},
             {"kind": "image", "media": 3, "name": "b"},
             good | {"facts": {"width": "9", "height": 9, "fps": "x"}, "soundtrack": 3},
         ],
