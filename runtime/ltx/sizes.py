@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.media.latents import LatentsForm
+from runtime.messages import LTX_FPS
 
 PIXELS_PER_LATENT = 32  # of height and width
 FRAMES_PER_LATENT = 8  # frames 8k+1 <-> latents k+1
@@ -88,7 +89,7 @@ def latents_form(channels: int) -> LatentsForm:
         audio=(1, AUDIO_CHANNELS, 0, AUDIO_BINS),
         words=(f"[1,{channels},F,h,w]", f"[1,{AUDIO_CHANNELS},A,{AUDIO_BINS}]"),
         key=LATENTS_KEY,
-        fps=True,
+        fps=LTX_FPS,
     )
 
 

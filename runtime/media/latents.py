@@ -17,14 +17,14 @@ class LatentsForm:
     """What such a file of a family holds.
 
     video, audio: shapes; 0 stands for any size of at least 1. words: the same for a person.
-    key: of the request in the metadata. fps: whether that has to tell frames a second.
+    key: of the request in the metadata. fps: least and most frames a second that it has to tell.
     """
 
     video: Shape
     audio: Shape
     words: tuple[str, str]
     key: str
-    fps: bool = False
+    fps: tuple[int, int] | None = None
 
 
 def check_latents(path: Path, form: LatentsForm) -> Any:
@@ -46,19 +46,22 @@ def check_latents(path: Path, form: LatentsForm) -> Any:
         request = json.loads(header.metadata.get(form.key, "null"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} has a {form.key} that is not JSON: {error}") from error
-    if form.fps:
-        _check_fps(path, request, form.key)
+    if form.fps is not None:
+        _check_fps(path, request, form.key, *form.fps)
     return request
 
 
-def _check_fps(path: Path, request: Any, key: str) -> None:
+def _check_fps(path: Path, request: Any, key: str, slow: int, fast: int) -> None:
     if not isinstance(request, dict) or "fps" not in request:
         raise ValueError(
             f"{path} does not tell its frames a second ({key} in its metadata); give the latents "
             f"file of a run"
         )
-    if type(request["fps"]) is not int or request["fps"] < 1:
-        raise ValueError(f"{path} says fps {request['fps']!r}; it must be a whole number above 0")
+    fps = request["fps"]
+    if type(fps) is not int or not slow <= fps <= fast:
+        raise ValueError(
+            f"{path} says fps {fps!r:.80}; it must be a whole number from {slow} to {fast}"
+        )
 
 
 def _fits(found: Shape, wanted: Shape) -> bool:

@@ -310,6 +310,12 @@ def test_decoding_the_latents_gives_the_frames_of_the_run(
         ((1, 16, 2, 4, 2), (1, 32, 2, 9), {}, "[1,8,A,16]"),
         ((1, 16, 2, 4, 2), (1, 8, 9, 16), {}, "does not tell its frames a second"),
         ((1, 16, 2, 4, 2), (1, 8, 9, 16), {"ltx_request": '{"fps": 0}'}, "says fps 0"),
+        (
+            (1, 16, 2, 4, 2),
+            (1, 8, 9, 16),
+            {"ltx_request": '{"fps": 1000000000000000000000}'},
+            "says fps 1000000000000000000000; it must be a whole number from 8 to 60",
+        ),
     ],
 )
 def test_latents_that_cannot_be_decoded_are_one_sentence(
