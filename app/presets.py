@@ -125,8 +125,11 @@ def _list(kind: Kind) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
+    except OSError as error:  # a folder, a dead link, somebody else's
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"{path} cannot be read ({reason}); put a TOML file there") from error
 
 
 def _tables(path: Path, table: dict[str, Any], key: str) -> list[dict[str, Any]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,28 @@ def test_a_damaged_plan_file_is_listed_with_its_problem(console: Console) -> Non
     listed = {p["name"]: p for p in client(console).get("/plans").json()["plans"]}
     assert "not valid TOML" in listed["broken"]["problem"]
     assert listed["cpu"]["fields"]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Path.mkdir, "odd.toml cannot be read (is a directory); put a TOML file there"),
+        (lambda path: path.symlink_to("/nowhere"), "cannot be read (no such file or directory)"),
+        (lambda path: path.write_text("x = " + "[" * 100_000), "odd.toml is not valid TOML"),
+    ],
+)
+def test_a_plan_file_that_cannot_be_read_is_a_sentence(
+    console: Console, make: Callable[[Path], object], told: str
+) -> None:
+    folder = console.root / "plans"
+    folder.mkdir()
+    make(folder / "odd.toml")
+    asked = {"request": TINY, "plan": "odd"}
+    answers = [client(console).post("/preflight", json=asked)]
+    answers += [client(console).post("/jobs", json={"request": TINY, "plans": ["odd"]})]
+    answers += [client(console).get("/plans/odd")]
+    for answer in answers:
+        assert answer.status_code == 400 and told in answer.json()["detail"]
 
 
 def test_a_guest_changes_nothing_and_sees_no_folders(console: Console) -> None:
