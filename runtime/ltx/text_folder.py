@@ -86,7 +86,7 @@ def folder_gemma_version(folder: Path) -> str:
 
     CheckpointError if the metadata cannot be read.
     """
-    said = str(component_config(folder).get(VERSION_KEY, ""))
+    said = str(component_config(folder).get(VERSION_KEY) or "")  # null says nothing
     for path in weight_files(folder):
         said = said or _metadata_version(path, read_header(path).metadata)
     return said
@@ -97,7 +97,7 @@ def _metadata_version(path: Path, metadata: Mapping[str, str]) -> str:
     if VERSION_KEY in metadata:
         return metadata[VERSION_KEY]
     try:
-        return str(json.loads(metadata.get(SOURCE_KEY, "{}")).get(VERSION_KEY, ""))
+        return str(json.loads(metadata.get(SOURCE_KEY, "{}")).get(VERSION_KEY) or "")
     except (ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: {SOURCE_KEY} must be a JSON object ({error})") from error
 

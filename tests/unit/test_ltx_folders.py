@@ -243,6 +243,14 @@ def test_what_make_demo_writes_is_found_to_be_right(
     preflight.check_models(replace(ltx, models=replace(ltx.models, **parts)))
 
 
+def test_a_version_that_is_null_is_none_that_differs(ltx: Plan) -> None:
+    folder = ltx.models.text_encoder
+    edit(gemma_version=None)(folder)
+    preflight.check_models(ltx)
+    zeros(folder / "a.safetensors", {}, gemma_source_checkpoint='{"gemma_version": null}')
+    preflight.check_models(ltx)
+
+
 def test_a_folder_is_not_judged_by_a_denoiser_that_cannot_be_used(ltx: Plan) -> None:
     other = replace(ltx, models=replace(ltx.models, dit=demo_plan().models.dit))
     assert [bool(file.problem) for file in models.look(other).files] == [True] + [False] * 5
