@@ -10,6 +10,7 @@ from typing import Any
 from runtime.checkpoints.header import read_header
 
 Shape = tuple[int, ...]
+_DTYPES = ("F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,9 @@ def check_latents(path: Path, form: LatentsForm) -> Any:
             f"{path} holds 'video' {list(shapes['video'])} and 'audio' {list(shapes['audio'])}; "
             f"they must be {video} and {audio}"
         )
+    for name in shapes:
+        if (dtype := header.tensors[name].dtype) not in _DTYPES:
+            raise ValueError(f"{path} holds {name!r} as {dtype}; latents are {', '.join(_DTYPES)}")
     try:
         request = json.loads(header.metadata.get(form.key, "null"))
     except (ValueError, RecursionError) as error:

@@ -94,6 +94,14 @@ def test_latents_are_looked_at_before_any_model_is_loaded(
     assert words in told and "licence" not in told.lower()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
+def test_latents_of_no_latents_dtype_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {"video": torch.zeros(1, 24, 2, 2, 4), "audio": torch.zeros(1, 32, 2, 9, dtype=dtype)}
+    save_file(tensors, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match=r"holds 'audio' as \w+; latents are F32, BF16, F16"):
+        check_latents(tmp_path / "x.safetensors", LATENTS)
+
+
 def test_latents_whose_request_is_nested_too_deeply_are_refused(tmp_path: Path) -> None:
     tensors = {"video": torch.zeros(1, 24, 2, 2, 4), "audio": torch.zeros(1, 32, 2, 9)}
     save_file(tensors, tmp_path / "x.safetensors", {"h3_request": "[" * 100_000})
