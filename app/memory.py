@@ -201,7 +201,8 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
       S h d of QKV as received (3) and of the output as computed (1): 8 R H d + 4 S h d.
     - gather packed_nvfp4: QKV comes of all rows, then V's copy and the output beside it: 5 S h d.
       What travels, 9/16 byte a value as sent, received and laid anew (runtime/parallel/
-      packed_rows.py), is less than that on up to eight ranks: S hidden before, S h d after it.
+      packed_rows.py), is less: S h d after it; S hidden before it, which on seven and eight ranks
+      is more than that, and less than the MLP.
     - no rows shared: the same, of R and H.
     """
     layout = Layout.parse(plan.layout)

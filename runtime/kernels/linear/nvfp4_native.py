@@ -12,12 +12,11 @@ from torch import Tensor
 
 from runtime.checkpoints.base import PackedWeight
 from runtime.kernels.linear.base import LinearBackend
-from runtime.kernels.linear.packed import AmaxLinear, ShareAmax, unshared
+from runtime.kernels.linear.packed import ALL_COLUMNS, AmaxLinear, ShareAmax, unshared
 from runtime.kernels.unavailable import Unavailable
 
 MATMUL = "scaled_mm_nvfp4"
 FP4_TIMES_FP8_MAX = 6.0 * 448.0
-_ALL = slice(None)
 
 
 def activation_scale(
@@ -63,7 +62,7 @@ class NVFP4NativeLinear(AmaxLinear):
     def forward(self, x: Tensor) -> Tensor:
         return self.multiplied(self.packed_rows(x)).reshape(*x.shape[:-1], self.out_features)
 
-    def packed_rows(self, x: Tensor, columns: slice = _ALL) -> NVFP4Rows:
+    def packed_rows(self, x: Tensor, columns: slice = ALL_COLUMNS) -> NVFP4Rows:
         """x [..., K] as it is multiplied, or those columns of it; with share_amax's scale."""
         x_SK = self.scaled_input(x, columns).reshape(-1, x.shape[-1])
         scale = activation_scale(x_SK, self.input_scale, self.share_amax)

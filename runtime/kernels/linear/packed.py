@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runtime.checkpoints.base import PackedWeight
 
 ShareAmax = Callable[[Tensor], Tensor]
-_ALL = slice(None)
+ALL_COLUMNS = slice(None)
 
 
 def unshared(amax: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class PackedLinear(nn.Module):
         ):
             self.register_buffer(name, packed.tensors.get(name))
 
-    def scaled_input(self, x: Tensor, columns: slice = _ALL) -> Tensor:
+    def scaled_input(self, x: Tensor, columns: slice = ALL_COLUMNS) -> Tensor:
         """AWQ: the input times pre_quant_scale, in the input's dtype (contract 5.7).
 
         columns: those of the input that x has.
