@@ -3,7 +3,8 @@
 A golden is a safetensors file that was captured from ComfyUI; what it is stands in its header, so
 no tensor is read here. Its checkpoints lie in a folder `checkpoints` beside it. A collection
 without that folder, as the checkout's, uses the tiny checkpoints, which are rebuilt from the demo
-model into <root>/goldens/checkpoints when a run needs them.
+model into <root>/goldens/checkpoints when a run needs them. LTX's goldens lie compressed in the
+checkout: they are unpacked into <root>/goldens/checkout_ltx, and rebuilt beside them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ from app import goldens_ltx
 from app.access import User
 from app.errors import Missing
 from runtime.checkpoints.header import CheckpointError, Header, read_header
+from runtime.packed_files import unpack
 
 _ROOT = Path(__file__).parents[1]
 CHECKOUT = _ROOT / "tests" / "goldens"
-_REBUILT_FROM = (_ROOT / "presets" / "demo", _ROOT / "presets" / "checkpoint_deltas")
-CHECKOUT_NAME = "checkout"
+CHECKOUT_LTX = _ROOT / "tests" / "goldens_ltx"
+_REBUILT_FROM: Mapping[str, tuple[Path, Path]] = {
+    "h3": (_ROOT / "presets" / "demo", _ROOT / "presets" / "checkpoint_deltas"),
+    "ltx": (CHECKOUT_LTX / "checkpoints", CHECKOUT_LTX / "checkpoints" / "deltas"),
+}
+CHECKOUT_NAME, LTX_NAME = "checkout", "checkout_ltx"
 CHECKPOINTS = "checkpoints"
 FACTS = ".collection.json"  # owner and time of an imported collection
 FRAMES = ("decode/video", "out/video", "final/video")  # what pictures can be made from
@@ -49,8 +55,9 @@ _NAMED: Mapping[str, Mapping[str, str]] = {
 class Golden:
     """One case. A number is 0 and a text "" where the header does not say it.
 
-    id: "<collection>/<file name without .safetensors>". checkpoints: their folder. rebuilt: it is
-    the one of the tiny checkpoints. missing: those that cannot be had. problem: why it cannot run.
+    id: "<collection>/<file name without .safetensors>". checkpoints: their folder. rebuilt: whose
+    tiny checkpoints it is to be filled with, "" for none. missing: those that cannot be had.
+    problem: why it cannot run.
     """
 
     id: str
@@ -58,7 +65,7 @@ class Golden:
     origin: Origin
     path: Path
     checkpoints: Path
-    rebuilt: bool
+    rebuilt: Literal["", "h3", "ltx"]
     bytes: int
     tensors: int = 0
     case: str = ""
@@ -98,6 +105,9 @@ class Goldens:
     def list(self, user: User) -> tuple[Golden, ...]:
         """The checkout's, then the collections that this user (an admin: anybody) imported."""
         found = [*self._collection(CHECKOUT_NAME, self.checkout)]
+        ltx = self.folder / LTX_NAME
+        unpack(CHECKOUT_LTX, ltx)
+        found += self._collection(LTX_NAME, ltx)
         for folder in sorted(self.folder.glob("*/" + FACTS)):
             if user.admin or facts_of(folder.parent)["owner"] == user.name:
                 found += self._collection(folder.parent.name, folder.parent)
@@ -120,12 +130,13 @@ class Goldens:
         return folder
 
     def _collection(self, name: str, folder: Path) -> Iterator[Golden]:
-        checkout = name == CHECKOUT_NAME
-        rebuilt = checkout or not (folder / CHECKPOINTS).is_dir()
-        beside = self.folder / CHECKPOINTS if rebuilt else folder / CHECKPOINTS
+        rebuilt: Literal["", "h3", "ltx"] = "ltx" if name == LTX_NAME else "h3"
+        if name not in (CHECKOUT_NAME, LTX_NAME) and (folder / CHECKPOINTS).is_dir():
+            rebuilt = ""
+        beside = self.folder / CHECKPOINTS if rebuilt == "h3" else folder / CHECKPOINTS
         there = {
             path.name.removesuffix(".xz").removesuffix(".safetensors")  # a delta is compressed
-            for place in (_REBUILT_FROM if rebuilt else (beside,))
+            for place in _REBUILT_FROM.get(rebuilt, (beside,))
             for path in place.glob("*.safetensors*")
         }
         for path in sorted(folder.glob("*.safetensors")):
@@ -133,7 +144,7 @@ class Goldens:
             yield Golden(
                 id=f"{name}/{path.stem}",
                 collection=name,
-                origin="checkout" if checkout else "imported",
+                origin="checkout" if name in (CHECKOUT_NAME, LTX_NAME) else "imported",
                 path=path,
                 checkpoints=beside,
                 rebuilt=rebuilt,

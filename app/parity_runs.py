@@ -86,7 +86,7 @@ class _Run:
             goldens = tuple(group)
             if place and goldens[0].rebuilt:
                 self._tell("tiny checkpoints")
-                self._child([*_REBUILD, place], {0})
+                self._child([*_REBUILD, place, goldens[0].rebuilt], {0})
             report = self._replay(goldens, n)
             device = report["device"]
             for golden, result in zip(goldens, report["results"], strict=True):

@@ -24,13 +24,15 @@ def unpack_demo() -> None:
 
 
 def unpack(folder: Path, into: Path) -> None:
-    """Every `NAME.xz` of `folder` as `into`/NAME, whole or not at all; those that exist stay.
+    """Every `NAME.xz` of `folder` as `into`/NAME, whole or not at all.
+
+    One that exists stays, unless it is older than what is packed: an update of the checkout.
 
     OSError where `into` cannot be written; ValueError of one sentence for a damaged file.
     """
     for packed in sorted(folder.glob("*.xz")):
         path = into / packed.stem
-        if path.exists():
+        if path.exists() and path.stat().st_mtime_ns >= packed.stat().st_mtime_ns:
             continue
         try:
             data = lzma.decompress(packed.read_bytes())

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.packed_files import unpack
-from runtime.parity.tiny_checkpoints import build_checkpoints, rebuild
+from runtime.parity.tiny_checkpoints import build_checkpoints, build_ltx_checkpoints
 
 CHECKPOINTS = Path(__file__).parent / "goldens" / "checkpoints"
 LTX = Path(__file__).parent / "goldens_ltx"
@@ -14,11 +14,8 @@ LTX = Path(__file__).parent / "goldens_ltx"
 
 def build_ltx(folder: Path = LTX) -> Path:
     """Fill `folder` (default: where they lie) with the goldens and `folder`/checkpoints."""
-    files = folder / "checkpoints"
     unpack(LTX, folder)
-    unpack(LTX / "checkpoints", files)
-    for delta in sorted((LTX / "checkpoints" / "deltas").glob("*.xz")):
-        rebuild(files / delta.stem, files / "t_bf16.safetensors", delta)
+    build_ltx_checkpoints(folder / "checkpoints")
     return folder
 
 

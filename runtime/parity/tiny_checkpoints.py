@@ -1,9 +1,9 @@
-"""Rebuilds the goldens' tiny checkpoints, byte for byte, from presets/demo and small deltas.
+"""Rebuilds the goldens' tiny checkpoints, byte for byte, from a whole file and small deltas.
 
-Most tensors of the nine files are those of the demo model, unchanged or quantised. A delta holds
-the rest, and in its metadata the original header and the SHA-256 that the rebuilt file must have;
-it is a safetensors file, compressed with xz.
-`python -m runtime.parity.tiny_checkpoints FOLDER` fills a folder for `launch.py parity`.
+Most tensors of H3's nine files are those of the demo model, unchanged or quantised; of LTX's three
+those of the bf16 one. A delta holds the rest, and in its metadata the original header and the
+SHA-256 that the rebuilt file must have; it is a safetensors file, compressed with xz.
+`python -m runtime.parity.tiny_checkpoints FOLDER [h3 | ltx]` fills a folder for `launch.py parity`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from torch import Tensor
 
 from runtime.kernels.linear.int8_convrot import rotate
 from runtime.media.files import write_bytes_atomic
-from runtime.packed_files import unpack_demo
+from runtime.packed_files import unpack, unpack_demo
 
 PRESETS = Path(__file__).parents[2] / "presets"
 DEMO, DELTAS = PRESETS / "demo", PRESETS / "checkpoint_deltas"
+LTX = PRESETS.parent / "tests" / "goldens_ltx" / "checkpoints"
 WHOLE = (
     "h3_tiny_audio_vae_fp32",
     "h3_tiny_pruned_bf16",
@@ -66,6 +67,14 @@ def build_checkpoints(folder: Path) -> Path:
     for name, base in BASES.items():
         path = folder / f"{name}.safetensors"
         rebuild(path, folder / f"{base}.safetensors", DELTAS / f"{path.name}.xz")
+    return folder
+
+
+def build_ltx_checkpoints(folder: Path) -> Path:
+    """Fill `folder` with those of LTX's goldens; right ones stay."""
+    unpack(LTX, folder)
+    for delta in sorted((LTX / "deltas").glob("*.xz")):
+        rebuild(folder / delta.stem, folder / "t_bf16.safetensors", delta)
     return folder
 
 
@@ -160,4 +169,5 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 if __name__ == "__main__":
-    build_checkpoints(Path(sys.argv[1]))
+    fill = build_ltx_checkpoints if "ltx" in sys.argv[2:] else build_checkpoints
+    fill(Path(sys.argv[1]))

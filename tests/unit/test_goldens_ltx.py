@@ -51,19 +51,45 @@ def test_a_folder_of_ltx_goldens_is_listed_with_what_each_is(
     assert (rope.width, rope.height, rope.needs) == (1280, 704, ())
 
 
+def test_those_of_the_checkout_are_there_without_an_import(
+    ltx_goldens: Path, tmp_path: Path
+) -> None:
+    found = [g for g in Goldens(tmp_path).list(ALICE) if g.rebuilt == "ltx"]
+    assert [g.path.name for g in found] == sorted(p.name for p in ltx_goldens.glob("*.safetensors"))
+    assert {(g.origin, g.missing, g.problem) for g in found} == {("checkout", (), "")}
+    assert {need for g in found for need in g.needs} == {"t_bf16", "t_nvfp4_official"}
+
+
+def test_one_of_the_checkout_is_replayed_with_rebuilt_checkpoints(tmp_path: Path) -> None:
+    chosen = next(g for g in Goldens(tmp_path).list(ALICE) if g.needs == ("t_nvfp4_official",))
+    task = {"goldens": [chosen.id, "checkout/schedules"], "as_captured": True}
+    assert {result["status"] for result in replayed(tmp_path, task)} <= {"bit-equal", "pass"}
+    assert sorted(path.name for path in chosen.checkpoints.glob("*")) == [
+        "t_bf16.safetensors",
+        "t_nvfp4.safetensors",
+        "t_nvfp4_official.safetensors",
+    ]
+
+
+def replayed(root: Path, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results of a parity job."""
+    plan = presets.load_plan(presets.find("plans", "cpu"))
+    job = Job(id="job1", kind="parity", owner="alice", plan=plan, task=task, created=1.0)
+    done = parity_runs.run(job, root / "job1", lambda *_: None, lambda: False)
+    assert done == ("done", "")
+    results: list[dict[str, Any]] = json.loads((root / "job1" / "parity.json").read_text())[
+        "results"
+    ]
+    return results
+
+
 def test_a_job_replays_an_imported_one_with_its_own_checkpoints(
     ltx_goldens: Path, tmp_path: Path
 ) -> None:
     goldens = Goldens(tmp_path)
     import_folder(goldens, "alice", ltx_goldens)
     stage = next(g for g in imported(goldens).values() if g.kind == "ltx_sampler" and g.steps == 3)
-    plan = presets.load_plan(presets.find("plans", "cpu"))
-    task = {"goldens": [stage.id], "as_captured": True}
-    job = Job(id="job1", kind="parity", owner="alice", plan=plan, task=task, created=1.0)
-    done = parity_runs.run(job, tmp_path / "job1", lambda *_: None, lambda: False)
-    assert done == ("done", "")
-    report = json.loads((tmp_path / "job1" / "parity.json").read_text())
-    (result,) = report["results"]
+    (result,) = replayed(tmp_path, {"goldens": [stage.id], "as_captured": True})
     assert result["status"] in ("bit-equal", "pass")
     details = json.loads((tmp_path / "job1" / "cases" / "0.json").read_text())["details"]
     assert {d["step"] for d in details} >= {0, 1, 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def test_unpacked_whole_and_only_once(tmp_path: Path) -> None:
     unpack(tmp_path, tmp_path / "out")
     assert (tmp_path / "out" / "a.bin").read_bytes() == b"mine"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.bin"]
+
+
+def test_unpacked_again_after_an_update_of_the_checkout(tmp_path: Path) -> None:
+    packed, out = tmp_path / "a.bin.xz", tmp_path / "out"
+    packed.write_bytes(lzma.compress(b"weights"))
+    unpack(tmp_path, out)
+    packed.write_bytes(lzma.compress(b"new weights"))
+    later = (out / "a.bin").stat().st_mtime_ns + 10**9
+    os.utime(packed, ns=(later, later))
+    unpack(tmp_path, out)
+    assert (out / "a.bin").read_bytes() == b"new weights"
 
 
 @pytest.mark.parametrize("cut", [0, 20, 40])
