@@ -127,7 +127,8 @@ def answered(statuses: tuple[str, ...], rank: int, store: str) -> CaseResult:
 def test_the_worst_rank_decides_and_a_dead_one_fails_the_case(
     statuses: tuple[str, ...], status: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
+    if "hangs" in statuses:  # elsewhere a rank may start seconds after the one that fails
+        monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
     found = on_ranks(partial(answered, statuses), 2, "c", Path("p"))
     assert (found.status, found.reason) == (status, reason)
 
