@@ -21,10 +21,8 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check # two at a time, the pages alone: a browser that is starved of time tells of no fault
-	$(BIN)/python -m tests.tiny_checkpoints
-	$(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile tests/parity tests/unit
-	$(BIN)/python -m pytest -q --durations=10 tests/ui
+test: check
+	$(BIN)/python -m pytest -q --durations=10
 
 parity: setup # the goldens in the checkout; others: launch.py parity FOLDER
 	$(BIN)/python -m tests.tiny_checkpoints

@@ -128,4 +128,8 @@ def _meeting(plan: Plan) -> Meeting:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread of gloo that ends while Python is taken down has aborted a rank that was done.
+    os._exit(status)

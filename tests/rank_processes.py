@@ -1,7 +1,8 @@
 """Runs a function on several CPU ranks at once: gloo processes that meet in a folder.
 
 They are pinned as the test process is (conftest.py), or their products would differ by the kernel
-that is chosen, not by the ranks.
+that is chosen, not by the ranks. They are forked from a server that has imported what they need:
+an import of torch for each of eight ranks takes longer than most tests.
 """
 
 # ruff: noqa: E402
@@ -17,7 +18,7 @@ from typing import Any
 
 from runtime.parity.cpu import pin
 
-PINNED = pin()  # a rank imports this file first of all, before torch
+PINNED = pin()  # the server imports this file first of all, before torch
 
 import torch.distributed as dist
 
@@ -28,7 +29,8 @@ from runtime.parallel.mesh import mesh_of
 def on_ranks(work: Callable[..., Any], layout: str, *args: object) -> list[Any]:
     """What work(mesh, *args) returned on each rank, in order; an error of one is raised here."""
     ranks = Layout.parse(layout).ranks
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "tests.denoiser_parts", "tests.wide_denoiser"])
     with tempfile.TemporaryDirectory(prefix="h3-test-ranks-") as folder:
         processes = [
             context.Process(target=_rank, args=(rank, ranks, layout, folder, work, args))
