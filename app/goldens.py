@@ -35,6 +35,7 @@ FACTS = ".collection.json"  # owner and time of an imported collection
 FRAMES = ("decode/video", "out/video", "final/video")  # what pictures can be made from
 
 Origin = Literal["checkout", "imported"]
+Tiny = Literal["", "h3", "ltx"]  # whose tiny checkpoints a folder is filled with
 
 # Kinds whose checkpoints are named in params, with what stands for a name that is not there.
 _NAMED: Mapping[str, Mapping[str, str]] = {
@@ -65,7 +66,7 @@ class Golden:
     origin: Origin
     path: Path
     checkpoints: Path
-    rebuilt: Literal["", "h3", "ltx"]
+    rebuilt: Tiny
     bytes: int
     tensors: int = 0
     case: str = ""
@@ -104,13 +105,14 @@ class Goldens:
 
     def list(self, user: User) -> tuple[Golden, ...]:
         """The checkout's, then the collections that this user (an admin: anybody) imported."""
-        found = [*self._collection(CHECKOUT_NAME, self.checkout)]
         ltx = self.folder / LTX_NAME
         unpack(CHECKOUT_LTX, ltx)
-        found += self._collection(LTX_NAME, ltx)
+        found = [*self._collection(CHECKOUT_NAME, self.checkout, "checkout", "h3")]
+        found += self._collection(LTX_NAME, ltx, "checkout", "ltx")
         for folder in sorted(self.folder.glob("*/" + FACTS)):
             if user.admin or facts_of(folder.parent)["owner"] == user.name:
-                found += self._collection(folder.parent.name, folder.parent)
+                tiny: Tiny = "" if (folder.parent / CHECKPOINTS).is_dir() else "h3"
+                found += self._collection(folder.parent.name, folder.parent, "imported", tiny)
         return tuple(found)
 
     def get(self, user: User, ids: Sequence[str]) -> tuple[Golden, ...]:
@@ -129,10 +131,9 @@ class Goldens:
             raise Missing(f"there is no imported collection {name[:80]!r}")
         return folder
 
-    def _collection(self, name: str, folder: Path) -> Iterator[Golden]:
-        rebuilt: Literal["", "h3", "ltx"] = "ltx" if name == LTX_NAME else "h3"
-        if name not in (CHECKOUT_NAME, LTX_NAME) and (folder / CHECKPOINTS).is_dir():
-            rebuilt = ""
+    def _collection(
+        self, name: str, folder: Path, origin: Origin, rebuilt: Tiny
+    ) -> Iterator[Golden]:
         beside = self.folder / CHECKPOINTS if rebuilt == "h3" else folder / CHECKPOINTS
         there = {
             path.name.removesuffix(".xz").removesuffix(".safetensors")  # a delta is compressed
@@ -144,7 +145,7 @@ class Goldens:
             yield Golden(
                 id=f"{name}/{path.stem}",
                 collection=name,
-                origin="checkout" if name in (CHECKOUT_NAME, LTX_NAME) else "imported",
+                origin=origin,
                 path=path,
                 checkpoints=beside,
                 rebuilt=rebuilt,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +33,15 @@ def demo_plan(name: str = "cpu") -> Plan:
 def fake_console(root: Path) -> Console:
     """A console whose engine is the fake family."""
     return Console(root, demo_plan(), families=fakes.FAMILIES)
+
+
+@contextmanager
+def ltx_console(root: Path, mine: Plan) -> Iterator[Console]:
+    """One whose engine is the fake family for plans of LTX too, with the plan "mine"."""
+    known = {**fakes.FAMILIES, "ltx": "tests.fakes"}
+    with Console(root, demo_plan(), families=known) as console:
+        console.planning.plans.save("mine", mine)
+        yield console
 
 
 def client(console: Console, user: User = LOCAL) -> TestClient:

@@ -7,7 +7,7 @@ a loader can look at.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -135,9 +135,11 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def shape_of(files: Mapping[str, Path], name: str) -> tuple[int, ...]:
-    """Of one tensor of `files` (tensor_files), from the header of its file."""
-    return read_header(files[name]).tensors[name].shape
+def shapes_of(files: Mapping[str, Path], names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Of these tensors of `files` (tensor_files), each file's header read once."""
+    places = {name: files[name] for name in names}
+    headers = {path: read_header(path) for path in set(places.values())}
+    return {name: headers[path].tensors[name].shape for name, path in places.items()}
 
 
 def check_component(
@@ -230,7 +232,7 @@ def check_role(role: str, path: Path, channels: int) -> None:
     elif role == "audio_vae":
         if LATENTS_MEAN not in files:
             raise CheckpointError(f"{folder} does not fit the audio VAE: {LATENTS_MEAN} is missing")
-        check_audio_vae(folder, config, prod(shape_of(files, LATENTS_MEAN)))
+        check_audio_vae(folder, config, prod(shapes_of(files, [LATENTS_MEAN])[LATENTS_MEAN]))
     elif role == "upsampler":
         check_upsampler(folder, config, channels)
     else:

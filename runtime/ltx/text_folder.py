@@ -15,7 +15,7 @@ from runtime.ltx.config import LTXConfig
 from runtime.ltx.folders import (
     component_config,
     component_folder,
-    shape_of,
+    shapes_of,
     tensor_files,
     weight_files,
 )
@@ -49,9 +49,9 @@ def check_text_folder(
     files, names, place = projection_files(folder)
     layers = table.get("num_hidden_layers")
     if isinstance(layers, int):
-        shapes = projection_shapes(config, layers + 1)
-        for stored, own in names.items():
-            check_projection(place, own, shape_of(files, stored), shapes[own])
+        wanted = projection_shapes(config, layers + 1)
+        for stored, got in shapes_of(files, names).items():
+            check_projection(place, names[stored], got, wanted[names[stored]])
 
 
 def tower_config(folder: Path) -> dict[str, Any]:

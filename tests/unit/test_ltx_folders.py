@@ -20,8 +20,7 @@ from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.ltx.folders import AUDIO_VAE, VIDEO_VAE, VOCODER
 from runtime.ltx.tiny_components import ComponentFolders
 from runtime.messages import Plan
-from tests import fakes
-from tests.consoles import client, demo_plan
+from tests.consoles import client, demo_plan, ltx_console
 from tests.ltx_plans import CONFIG, component, denoiser, folder, plan_of, text_encoder, zeros
 
 JOBS, PREFLIGHT = "/api/v1/jobs", "/api/v1/preflight"
@@ -269,13 +268,10 @@ def test_folders_are_looked_at_without_torch_and_without_a_tokenizer() -> None:
 
 @pytest.fixture
 def console(tmp_path: Path, ltx: Plan) -> Iterator[Console]:
-    """A console whose engine is the fake family, with a plan under a licence."""
-    known = {**fakes.FAMILIES, "ltx": "tests.fakes"}
-    with Console(tmp_path / "runs", demo_plan(), families=known) as console:
-        licensed = denoiser(tmp_path / "licensed.safetensors", "LTX-2.x Community License")
-        console.planning.plans.save(
-            "mine", replace(ltx, models=replace(ltx.models, dit=licensed), name="mine")
-        )
+    """With a plan under a licence."""
+    licensed = denoiser(tmp_path / "licensed.safetensors", "LTX-2.x Community License")
+    mine = replace(ltx, models=replace(ltx.models, dit=licensed), name="mine")
+    with ltx_console(tmp_path / "runs", mine) as console:
         yield console
 
 

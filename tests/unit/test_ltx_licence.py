@@ -17,8 +17,7 @@ from app.errors import Unacknowledged
 from app.licences import LTX
 from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.messages import LTXRequest
-from tests import fakes
-from tests.consoles import client, demo_plan, until
+from tests.consoles import client, demo_plan, ltx_console, until
 from tests.ltx_plans import plan_of
 
 NAME = "/api/v1/licences"
@@ -131,10 +130,7 @@ def test_the_command_line_ends_with_2_and_shows_the_terms(
 
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[Console]:
-    """A console whose engine is the fake family, also for plans of family ltx."""
-    families = {**fakes.FAMILIES, "ltx": "tests.fakes"}
-    with Console(tmp_path / "runs", demo_plan(), families=families) as console:
-        console.planning.plans.save("mine", plan_of(tmp_path))
+    with ltx_console(tmp_path / "runs", plan_of(tmp_path)) as console:
         yield console
 
 

@@ -21,8 +21,7 @@ from app.console import Console
 from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.ltx.tiny_components import ComponentFolders
 from runtime.messages import LTXRequest, Plan
-from tests import fakes
-from tests.consoles import client, demo_plan
+from tests.consoles import client, ltx_console
 from tests.ltx_plans import plan_of
 
 ROOT = Path(__file__).parents[2]
@@ -157,9 +156,7 @@ def test_preflight_of_the_command_line_counts(ltx: Plan, tmp_path: Path) -> None
 
 @pytest.fixture
 def console(tmp_path: Path, ltx: Plan) -> Iterator[Console]:
-    known = {**fakes.FAMILIES, "ltx": "tests.fakes"}
-    with Console(tmp_path / "runs", demo_plan(), families=known) as console:
-        console.planning.plans.save("mine", ltx)
+    with ltx_console(tmp_path / "runs", ltx) as console:
         yield console
 
 

@@ -17,8 +17,7 @@ from app.console import Console
 from app.shapes import LTXRequestJson
 from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.messages import LTXRequest, Plan, Reference
-from tests import fakes
-from tests.consoles import client, demo_plan, until
+from tests.consoles import client, ltx_console, until
 from tests.ltx_plans import plan_of
 
 JOBS = "/api/v1/jobs"
@@ -32,10 +31,7 @@ def ltx(tmp_path: Path) -> Plan:
 
 @pytest.fixture
 def console(tmp_path: Path, ltx: Plan) -> Iterator[Console]:
-    """A console whose engine is the fake family, also for plans of family ltx."""
-    known = {**fakes.FAMILIES, "ltx": "tests.fakes"}
-    with Console(tmp_path / "runs", demo_plan(), families=known) as console:
-        console.planning.plans.save("mine", ltx)
+    with ltx_console(tmp_path / "runs", ltx) as console:
         console.session.pause(True)
         yield console
 

@@ -56,6 +56,15 @@ def rows_of(x_SK: Tensor, scale: Tensor) -> NVFP4Rows:
     return NVFP4Rows(*quantise(x_SK, scale), scale, len(x_SK), x_SK.dtype)
 
 
+def same_operand(got: NVFP4Rows, want: NVFP4Rows, case: tuple[int, int]) -> None:
+    """To the last bit of codes and scales, their padding included."""
+    assert torch.equal(got.codes, want.codes), case
+    assert got.blocks.dtype == want.blocks.dtype and got.blocks.shape == want.blocks.shape
+    assert torch.equal(got.blocks.view(torch.uint8), want.blocks.view(torch.uint8))
+    assert (got.num_rows, got.dtype) == (want.num_rows, want.dtype)
+    assert got.codes.is_contiguous() and got.blocks.is_contiguous()
+
+
 def carried(mesh: Mesh, sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The sizes of which every rank got one process's operand, its padding included."""
     passed = []
@@ -66,11 +75,7 @@ def carried(mesh: Mesh, sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
         own = x_SK[ranges(counts)[mesh.rows.rank]]
         got = PackedGather(mesh.rows, RowShares(counts))(rows_of(own, scale))
         want = rows_of(x_SK, scale)
-        assert torch.equal(got.codes, want.codes), (num_rows, width)
-        assert got.blocks.dtype == want.blocks.dtype and got.blocks.shape == want.blocks.shape
-        assert torch.equal(got.blocks.view(torch.uint8), want.blocks.view(torch.uint8))
-        assert (got.num_rows, got.dtype) == (want.num_rows, want.dtype)
-        assert got.codes.is_contiguous() and got.blocks.is_contiguous()
+        same_operand(got, want, (num_rows, width))
         passed.append((num_rows, width))
     return passed
 
@@ -93,11 +98,7 @@ def returned(mesh: Mesh, sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
         columns = x_SK[:, ranges(widths)[mesh.rows.rank]].contiguous()
         got = PackedReturn(mesh.rows, RowShares(counts))(rows_of(columns, scale), widths)
         want = rows_of(x_SK[ranges(counts)[mesh.rows.rank]], scale)
-        assert torch.equal(got.codes, want.codes), (num_rows, width)
-        assert got.blocks.dtype == want.blocks.dtype and got.blocks.shape == want.blocks.shape
-        assert torch.equal(got.blocks.view(torch.uint8), want.blocks.view(torch.uint8))
-        assert (got.num_rows, got.dtype) == (want.num_rows, want.dtype)
-        assert got.codes.is_contiguous() and got.blocks.is_contiguous()
+        same_operand(got, want, (num_rows, width))
         passed.append((num_rows, width))
     return passed
 
