@@ -4,7 +4,7 @@ A golden is a safetensors file that was captured from ComfyUI; what it is stands
 no tensor is read here. Its checkpoints lie in a folder `checkpoints` beside it. A collection
 without that folder, as the checkout's, uses the tiny checkpoints, which are rebuilt from the demo
 model into <root>/goldens/checkpoints when a run needs them. LTX's goldens lie compressed in the
-checkout: they are unpacked into <root>/goldens/checkout_ltx, and rebuilt beside them.
+checkout: they are unpacked into <root>/goldens/checkout+ltx, and rebuilt beside them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REBUILT_FROM: Mapping[str, tuple[Path, Path]] = {
     "h3": (_ROOT / "presets" / "demo", _ROOT / "presets" / "checkpoint_deltas"),
     "ltx": (CHECKOUT_LTX / "checkpoints", CHECKOUT_LTX / "checkpoints" / "deltas"),
 }
-CHECKOUT_NAME, LTX_NAME = "checkout", "checkout_ltx"
+CHECKOUT_NAME, LTX_NAME = "checkout", "checkout+ltx"  # no import can have the second's plus
 CHECKPOINTS = "checkpoints"
 FACTS = ".collection.json"  # owner and time of an imported collection
 FRAMES = ("decode/video", "out/video", "final/video")  # what pictures can be made from
@@ -105,10 +105,8 @@ class Goldens:
 
     def list(self, user: User) -> tuple[Golden, ...]:
         """The checkout's, then the collections that this user (an admin: anybody) imported."""
-        ltx = self.folder / LTX_NAME
-        unpack(CHECKOUT_LTX, ltx)
         found = [*self._collection(CHECKOUT_NAME, self.checkout, "checkout", "h3")]
-        found += self._collection(LTX_NAME, ltx, "checkout", "ltx")
+        found += self._of_ltx()
         for folder in sorted(self.folder.glob("*/" + FACTS)):
             if user.admin or facts_of(folder.parent)["owner"] == user.name:
                 tiny: Tiny = "" if (folder.parent / CHECKPOINTS).is_dir() else "h3"
@@ -130,6 +128,28 @@ class Goldens:
         if not plain or not (user.admin or facts_of(folder)["owner"] == user.name):
             raise Missing(f"there is no imported collection {name[:80]!r}")
         return folder
+
+    def _of_ltx(self) -> Iterator[Golden]:
+        """Those of the checkout; one that cannot be unpacked has that as its problem."""
+        folder, problem = self.folder / LTX_NAME, ""
+        try:
+            unpack(CHECKOUT_LTX, folder)
+        except (OSError, ValueError) as error:
+            problem = f"it could not be unpacked into {folder}: {error}"
+        known = {g.path.stem: g for g in self._collection(LTX_NAME, folder, "checkout", "ltx")}
+        for packed in sorted(CHECKOUT_LTX.glob("*.xz")):
+            path = folder / packed.stem
+            yield known.get(path.stem) or Golden(
+                id=f"{LTX_NAME}/{path.stem}",
+                collection=LTX_NAME,
+                origin="checkout",
+                path=path,
+                checkpoints=folder / CHECKPOINTS,
+                rebuilt="ltx",
+                bytes=0,
+                case=path.stem,
+                problem=problem,
+            )
 
     def _collection(
         self, name: str, folder: Path, origin: Origin, rebuilt: Tiny

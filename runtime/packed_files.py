@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import lzma
 import os
+import threading
 from pathlib import Path
 
 from runtime.media.files import write_bytes_atomic
 
+_LOCK = threading.Lock()  # the threads of a process would write the same part
 _DEMO = Path(__file__).parents[1] / "presets" / "demo"
 
 
@@ -30,15 +32,18 @@ def unpack(folder: Path, into: Path) -> None:
 
     OSError where `into` cannot be written; ValueError of one sentence for a damaged file.
     """
-    for packed in sorted(folder.glob("*.xz")):
-        path = into / packed.stem
-        if path.exists() and path.stat().st_mtime_ns >= packed.stat().st_mtime_ns:
-            continue
-        try:
-            data = lzma.decompress(packed.read_bytes())
-        except (lzma.LZMAError, EOFError) as error:
-            raise ValueError(
-                f"{packed} is damaged ({error}); restore it from the repository"
-            ) from error
-        into.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomic(path, data)
+    with _LOCK:
+        for packed in sorted(folder.glob("*.xz")):
+            _unpack(packed, into / packed.stem)
+
+
+def _unpack(packed: Path, path: Path) -> None:
+    if path.exists() and path.stat().st_mtime_ns >= packed.stat().st_mtime_ns:
+        return
+    try:
+        data = lzma.decompress(packed.read_bytes())
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(
+            f"{packed} is damaged ({error}); restore it from the repository"
+        ) from error
+    write_bytes_atomic(path, data)

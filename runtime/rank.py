@@ -17,6 +17,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def _meeting(plan: Plan) -> Meeting:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, AttributeError):  # closed at the other end, or from the start
+            stream.flush()
     # A thread of gloo that ends while Python is taken down has aborted a rank that was done.
     os._exit(status)

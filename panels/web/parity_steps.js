@@ -26,7 +26,7 @@ const PLOTTED = /^(x|denoised|velocity)/;
 const formOf = (d) => (/^(.+?)\.step\.\d+\./.exec(d.name || '') || ['', ''])[1];
 
 // The golden's file: copies of one case differ by it.
-const nameOf = (result) => (result.golden || result.case).replace(/^checkout(_ltx)?\//, '');
+const nameOf = (result) => (result.golden || result.case).replace(/^checkout(\+ltx)?\//, '');
 
 function caseView(root) {
   const find = (css) => root.querySelector(css);

@@ -88,14 +88,14 @@ def test_a_golden_is_chosen_run_and_met_in_the_browser(page: Page) -> None:
 
 def test_ltx_goldens_of_the_checkout_are_met_too(page: Page) -> None:
     show(page)
-    page.fill(".pa-seek", "checkout_ltx/")
+    page.fill(".pa-seek", "checkout+ltx/")
     page.until(lambda: len(page.all(".pa-goldens tbody tr")) == 10)
     page.shot("parity_1440_light_ltx")
     tick(page, "stage2_t2av")
     page.click(".pa-go")
-    page.until(lambda: "checkout_ltx/stage2_t2av" in rows(page), 120)
+    page.until(lambda: "checkout+ltx/stage2_t2av" in rows(page), 120)
     finished(page)
-    assert rows(page)["checkout_ltx/stage2_t2av"] in ("bit-equal", "pass")
+    assert rows(page)["checkout+ltx/stage2_t2av"] in ("bit-equal", "pass")
     page.shot("parity_1440_light_ltx_run")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,33 @@ def test_those_of_the_checkout_are_there_without_an_import(
     assert [g.path.name for g in found] == sorted(p.name for p in ltx_goldens.glob("*.safetensors"))
     assert {(g.origin, g.missing, g.problem) for g in found} == {("checkout", (), "")}
     assert {need for g in found for need in g.needs} == {"t_bf16", "t_nvfp4_official"}
+
+
+def test_pages_that_ask_first_at_once_all_get_them(tmp_path: Path) -> None:
+    goldens = Goldens(tmp_path)
+    with ThreadPoolExecutor(4) as pages:
+        lists = list(pages.map(goldens.list, [ALICE] * 4))
+    assert lists == [lists[0]] * 4 and not [g for g in lists[0] if g.problem]
+
+
+def test_where_they_cannot_be_unpacked_the_others_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "goldens").write_text("a file, so that nothing can lie in it")
+    found = Goldens(tmp_path).list(ALICE)
+    assert len([g for g in found if not g.problem]) >= 28
+    problems = {g.problem for g in found if g.rebuilt == "ltx"}
+    assert len(problems) == 1 and "could not be unpacked into" in problems.pop()
+
+
+def test_an_import_of_their_name_is_another_collection(ltx_goldens: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkout+ltx"
+    folder.mkdir()
+    shutil.copy(ltx_goldens / "schedule_values.safetensors", folder)
+    goldens = Goldens(tmp_path / "runs")
+    name = import_folder(goldens, "alice", folder)
+    ids = [g.id for g in goldens.list(ALICE)]
+    assert f"{name}/schedule_values" in ids and len(ids) == len(set(ids))
+    others = [g for g in goldens.list(User(name="bob")) if g.collection == name]
+    assert not others
 
 
 def test_one_of_the_checkout_is_replayed_with_rebuilt_checkpoints(tmp_path: Path) -> None:

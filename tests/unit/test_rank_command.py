@@ -48,6 +48,13 @@ def test_without_torchrun_it_says_how_to_start_it(files: list[str]) -> None:
     assert done.stderr.splitlines()[-1].endswith("not set; start it with torchrun")
 
 
+def test_a_closed_stdout_leaves_the_status(files: list[str]) -> None:
+    command = [sys.executable, "-m", "runtime.rank", *files]
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(closed, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "start it with torchrun" in done.stderr
+
+
 def test_a_layout_for_a_negative_side_that_is_none_starts_nothing(
     files: list[str], tmp_path: Path
 ) -> None:
