@@ -11,6 +11,7 @@ from typing import Any, Protocol
 Told = Mapping[str, Any]  # what one turn told: runtime.bench.base.Turn as JSON
 
 _DECODES = ("video VAE decode", "audio VAE decode")
+_COMPUTING, _WAITING = ("attention", "GEMM", "other"), "communication"  # parts of a step
 Watch = Callable[[], AbstractContextManager[Callable[[], dict[str, Any]]]]
 
 
@@ -124,7 +125,38 @@ def summary(measured: Measured) -> dict[str, Any]:
         "step_seconds": spread(_steps(turns)),
         "steps": [turn["steps"] for turn in turns],
         "parts": {name: spread(x for t in turns for x in t["parts"][name]) for name in parts},
+        **_of_ranks(turns),
         **of_turns(measured, outside),
+    }
+
+
+def _of_ranks(turns: Sequence[Told]) -> dict[str, Any]:
+    """Of several ranks: how long each computed in a step, and how long it waited for the others.
+
+    The rank that waits least comes last to most exchanges: what it waits is the exchange, which
+    computing did not hide ("exposed_seconds"). What another waits beyond that is for slower ranks
+    ("imbalance_seconds", of the one that waits most). {} for one rank, or where none was measured.
+    """
+    parts = [turn["rank_parts"] for turn in turns if turn.get("rank_parts")]
+    if len(parts) < len(turns) or not all(_WAITING in one for ranks in parts for one in ranks):
+        return {}
+    computing = [name for name in _COMPUTING if name in parts[0][0]]
+    ranks = [
+        {
+            "computing_seconds": spread(
+                sum(step)
+                for one in of_rank
+                for step in zip(*(one[name] for name in computing), strict=True)
+            ),
+            "waiting_seconds": spread(x for one in of_rank for x in one[_WAITING]),
+        }
+        for of_rank in zip(*parts, strict=True)
+    ]
+    waits = [step for turn in parts for step in zip(*(r[_WAITING] for r in turn), strict=True)]
+    return {
+        "ranks": ranks,
+        "exposed_seconds": spread(min(step) for step in waits),
+        "imbalance_seconds": spread(max(step) - min(step) for step in waits),
     }
 
 
@@ -185,11 +217,23 @@ def gpu_summary(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     links = {"nvlink_bytes": [_median(of_gpu) for of_gpu in zip(*counted, strict=True)]}
     return {
         **(links if counted else {}),
+        "each": [
+            {name: statistics.median(of_gpu[name]) for name in of_gpu}
+            for of_gpu in _each([one["each"] for one in told])
+        ],
         "power_watts": spread(w for one in told for w in one["power_watts"]),
         "sm_clock_mhz": spread(c for one in told for c in one["sm_clock_mhz"]),
         "temperature_c": max(c for one in told for c in one["temperature_c"]),
         "throttled": sorted({reason for one in told for reason in one["throttled"]}),
     }
+
+
+def _each(of_turns: Sequence[Sequence[Mapping[str, list[float]]]]) -> list[dict[str, list[float]]]:
+    """Of each GPU the samples of all turns."""
+    return [
+        {name: [x for turn in of_gpu for x in turn[name]] for name in of_gpu[0]}
+        for of_gpu in zip(*of_turns, strict=True)
+    ]
 
 
 def _median(of_turns: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -24,10 +24,11 @@ class BenchFailed(RuntimeError):
 class Child:
     """`python -m runtime.bench`; load() must be the first question, close() ends it.
 
-    As a context it is not waited for when the block is left by an exception, Ctrl-C for one.
+    As a context it is not waited for when the block is left by an exception, Ctrl-C for one. gpu:
+    the number, among those that this process sees, of its only one; 0: it sees them all.
     """
 
-    def __init__(self, name: str, setup: dict[str, Any]) -> None:
+    def __init__(self, name: str, setup: dict[str, Any], gpu: int = 0) -> None:
         self.name = name
         # Ours to remove: a process that is killed leaves its own behind.
         self._scratch = tempfile.TemporaryDirectory(prefix="h3-bench-", ignore_cleanup_errors=True)
@@ -36,6 +37,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "runtime.bench"],
             cwd=ROOT,
+            env={**os.environ, **_only_gpu(gpu)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -105,3 +107,11 @@ class Child:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return f"status {status}: {lines[-1][:300]}" if lines else f"status {status}"
+
+
+def _only_gpu(gpu: int) -> dict[str, str]:
+    """What makes that GPU the only one of a process."""
+    if gpu == 0:
+        return {}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return {"CUDA_VISIBLE_DEVICES": seen[gpu] if len(seen) > gpu else str(gpu)}

@@ -11,7 +11,6 @@ from app.telemetry import Telemetry
 from app.telemetry_ring import Sample
 
 _SENT, _RECEIVED = "nvlink_tx", "nvlink_rx"
-_READ_SECONDS = 0.3  # until counters that were moving have been read again
 
 
 class Silent:
@@ -27,20 +26,19 @@ class Silent:
 def turn(telemetry: Telemetry) -> Iterator[Callable[[], dict[str, Any]]]:
     """Samples at 10 Hz inside the block; the callable tells what the first GPU said so far.
 
-    And, where they count them, the bytes that each GPU has moved over NVLink.
+    And power and clock of each, and, where they count them, its bytes over NVLink.
     """
-    began, before = time.time(), telemetry.totals()
 
     def seen() -> dict[str, Any]:
         samples = [one for one in telemetry.slice(began, time.time()) if "gpus" in one]
         found = told(samples, telemetry.info()["reason"])  # type: ignore[arg-type]
-        if any(_SENT in counts for counts in before):
-            time.sleep(_READ_SECONDS)
-        if links := moved(before, telemetry.totals()):
+        if links := moved(before, telemetry.totals_now()):
             found["nvlink_bytes"] = links
         return found
 
     with telemetry.benchmarking():
+        before = telemetry.totals_now()
+        began = time.time()
         yield seen
 
 
@@ -56,7 +54,10 @@ def moved(
 
 
 def told(samples: Sequence[Sample], reason: str) -> dict[str, Any]:
-    """Lists of W, MHz and °C of the first GPU, and why it was throttled; or {"reason"}."""
+    """Lists of W, MHz and °C of the first GPU, and why it was throttled; or {"reason"}.
+
+    each: W and MHz of every GPU that tells both.
+    """
     gpus = [sample["gpus"][0] for sample in samples if sample["gpus"]]
     power = [gpu["power"] for gpu in gpus if gpu["power"] is not None]
     clocks = [gpu["sm_clock"] for gpu in gpus if gpu["sm_clock"] is not None]
@@ -69,4 +70,17 @@ def told(samples: Sequence[Sample], reason: str) -> dict[str, Any]:
         "sm_clock_mhz": clocks,
         "temperature_c": heat,
         "throttled": sorted(throttled),
+        "each": _each(samples),
     }
+
+
+def _each(samples: Sequence[Sample]) -> list[dict[str, list[float]]]:
+    found = []
+    for of_gpu in zip(*(sample["gpus"] for sample in samples if sample["gpus"]), strict=True):
+        lists = {
+            name: [one[key] for one in of_gpu if one[key] is not None]
+            for name, key in (("power_watts", "power"), ("sm_clock_mhz", "sm_clock"))
+        }
+        if all(lists.values()):
+            found.append(lists)
+    return found

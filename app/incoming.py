@@ -26,6 +26,14 @@ PROBE_SECONDS = 60.0
 _READER = "runtime.media.probe_child"
 
 
+def called(path: Path) -> str:
+    """What its user calls a file: the name it was uploaded under, or its path of no library."""
+    record = path.parent / FACTS
+    if not record.is_file():
+        return str(path)
+    return str(json.loads(record.read_text(encoding="utf-8"))["name"])
+
+
 class Incoming:
     """One upload: written piece by piece, then kept or forgotten. Made by MediaLibrary.begin.
 

@@ -33,6 +33,7 @@ _FIGURES = (
     "efficiency",
     "exposed_communication_seconds",
     "exposed_communication_share",
+    "imbalance_seconds",
     "communication_seconds",
     "communication_share",
     "expected_bytes",

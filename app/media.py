@@ -57,14 +57,6 @@ def facts(path: Path) -> MediaInfo:
     return MediaInfo(**json.loads(look("probe", path, path.name)))
 
 
-def called(path: Path) -> str:
-    """What its user calls a file: the name it was uploaded under, or its path of no library."""
-    record = path.parent / FACTS
-    if not record.is_file():
-        return str(path)
-    return str(json.loads(record.read_text(encoding="utf-8"))["name"])
-
-
 class MediaLibrary:
     """The folder `root`; every method may be called from any thread."""
 

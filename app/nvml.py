@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,14 @@ class Gpus:
     def totals(self) -> list[dict[str, int]]:
         """The byte counters as last read, per GPU."""
         return [gpu.totals for gpu in self._gpus]
+
+    def read_at(self, bus: str) -> float:
+        """Since when the counters of that bus are known of every GPU that has it; inf without one.
+
+        In monotonic seconds; -inf before the first reading.
+        """
+        has = [gpu for gpu in self._gpus if not gpu.lost and (bus != "nvlink" or gpu.facts.nvlinks)]
+        return min((gpu.read_at(bus) for gpu in has), default=math.inf)
 
     @property
     def links(self) -> list[list[tuple[int | None, int | None]]]:

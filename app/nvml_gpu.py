@@ -87,6 +87,10 @@ class Gpu:
         found = {key: self._counters.bytes(bus, key) for bus in _BUSES for key in _BUSES[bus][0]}
         return {key: count for key, count in found.items() if count is not None}
 
+    def read_at(self, group: str) -> float:
+        """When that group was read last, in monotonic seconds; -inf before that."""
+        return self._read.get(group, -math.inf)
+
     def go_on_from(self, earlier: Gpu) -> None:
         """The same GPU under an earlier handle: its numbers continue without a gap."""
         self._unsupported, self._counters = earlier._unsupported, earlier._counters

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app import families, ltx_prompt, models, presets
-from app.media import called
+from app.incoming import called
 from runtime.layouts import check_guidance
 from runtime.media.info import MediaInfo
 from runtime.messages import FPS, LTXRequest, Plan, Reference, Request

@@ -51,6 +51,6 @@ class Sampler:
         """Seconds from the tick to the next one."""
         return max(1 / hz, self._schedule.pause(self._share))
 
-    def hasten_energy(self) -> None:
-        """A run begins or ends: its energy is the difference."""
-        self._schedule.hasten("energy")
+    def hasten(self, group: str) -> None:
+        """Every GPU's reading of this group is due: a difference begins or ends."""
+        self._schedule.hasten(group)

@@ -80,16 +80,20 @@ def told(
 def communication(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """Seconds and shares of a step: exposed, which computing did not hide, and in all.
 
-    In all: what the ranks measured, else what the profiler saw of the kernels; None for neither.
+    Exposed: of the rank that waits least, as the others wait for it too, which is the imbalance; of
+    rank 0, whose imbalance is not known, in a record without the others. In all: what rank 0
+    measured, else what the profiler saw of the kernels; None for neither.
     """
     step, profile = summary["step_seconds"]["median"], summary.get("profile")
-    exposed, whole = (summary["parts"].get(name) for name in ("communication", ALL_COMMUNICATION))
+    own, whole = (summary["parts"].get(name) for name in ("communication", ALL_COMMUNICATION))
+    exposed, uneven = summary.get("exposed_seconds", own), summary.get("imbalance_seconds")
     waited = None if exposed is None else exposed["median"]
     seen = None if profile is None else profile["seconds"].get("communication")
     seconds = seen if whole is None else whole["median"]
     return {
         "exposed_communication_seconds": waited,
         "exposed_communication_share": None if waited is None else waited / step,
+        "imbalance_seconds": None if uneven is None else uneven["median"],
         "communication_seconds": seconds,
         "communication_share": None if seconds is None else seconds / step,
     }
@@ -122,11 +126,12 @@ def _parity(latents: Mapping[str, Path], name: str) -> dict[str, Any] | None:
 
 def lines(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table for people."""
-    head = ("layout", "step", "speed-up", "efficiency", "exposed", "all comm.", "MB expected")
-    rows = [(*head, "MB by NVLink", "GiB per rank", "video rel. L2", "audio rel. L2")]
+    head = ("layout", "step", "speed-up", "efficiency", "exposed", "imbalance", "all comm.")
+    more = ("MB expected", "MB by NVLink", "GiB per rank", "video rel. L2", "audio rel. L2")
+    rows = [(*head, *more)]
     for one in layouts:
         if not one["ok"]:
-            rows.append((one["layout"], f"failed: {one['reason']}", *[""] * 9))
+            rows.append((one["layout"], f"failed: {one['reason']}", *[""] * 10))
             continue
         peaks = [f"{count / _GIB:.2f}" for count in one["rank_peak_bytes"]]
         rows.append(
@@ -136,6 +141,7 @@ def lines(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
                 _number(one["speedup"], "{:.3f}x"),
                 _number(one["efficiency"], "{:.1%}"),
                 _number(one["exposed_communication_share"], "{:.1%}"),
+                _number(one["imbalance_seconds"], "{:.4f} s"),
                 _number(one["communication_seconds"], "{:.4f} s"),
                 *_bytes_sent(one),
                 " ".join(peaks),
@@ -148,6 +154,23 @@ def lines(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def gpu_lines(layouts: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the table leaves out: each GPU alone, and every layout against each."""
+    found = []
+    for one in gpus:
+        if not one["ok"]:
+            found.append(f"single on GPU {one['gpu']} failed: {one['reason']}")
+            continue
+        alone = one["step_seconds"]["median"]
+        ratios = [
+            f"{layout['layout']} {alone / layout['step_seconds']['median']:.3f}x"
+            for layout in layouts
+            if layout["ok"] and one["gpu"] < layout["ranks"] and layout["layout"] != SINGLE
+        ]
+        found.append(f"single on GPU {one['gpu']}: {alone:.4f} s; {', '.join(ratios)}")
+    return found
 
 
 def _bytes_sent(one: Mapping[str, Any]) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from runtime.media.files import write_bytes_atomic
 MOST_HZ = 10.0
 LEAST_HZ = 0.2
 _IDLE_HZ = 1.0
+_READING_SECONDS, _POLL_SECONDS = 5.0, 0.02
 _PUBLISH_SECONDS = 0.45  # a page draws no faster, and the hub's memory is for other events
 _LOOK_SECONDS = 30.0  # that links() keeps the NVLinks being read one by one
 _REOPEN_SECONDS = 20.0
@@ -64,7 +65,7 @@ class Telemetry:
         self._benchmarks = 0
         self._recordings: list[Recording] = []
         self._looked = -math.inf  # at the links, monotonic seconds
-        self._energy_asked = False
+        self._hastened: set[str] = set()  # groups of readings
         self._asked = (0.0, 0.0)  # Hz, and until when (monotonic)
         self._wake = threading.Event()
         self._closing = False
@@ -131,7 +132,8 @@ class Telemetry:
         mark = Mark(t=time.time(), mark=text, kind=kind, id=id)
         line = self._ring.mark(mark)
         with self._lock:
-            self._energy_asked |= kind == "run"
+            if kind == "run":
+                self._hastened.add("energy")
             recordings = tuple(self._recordings)
         for recording in recordings:
             recording.append(line)
@@ -172,6 +174,19 @@ class Telemetry:
 
     def totals(self) -> list[dict[str, int]]:
         """Bytes that each GPU has counted since its driver was loaded, where it counts."""
+        return self._gpus.totals
+
+    def totals_now(self) -> list[dict[str, int]]:
+        """`totals`, with NVLink's read after this call: links at rest are not read for 10 seconds.
+
+        As last read where no reading comes within five seconds. Call it while benchmarking().
+        """
+        asked = time.monotonic()
+        with self._lock:
+            self._hastened.add("nvlink")
+        self._wake.set()
+        while self._gpus.read_at("nvlink") < asked and time.monotonic() - asked < _READING_SECONDS:
+            time.sleep(_POLL_SECONDS)
         return self._gpus.totals
 
     def latest(self) -> Sample | None:
@@ -233,11 +248,11 @@ class Telemetry:
         t, memory = time.time(), psutil.virtual_memory()
         used = memory.total - memory.available
         with self._lock:
-            recordings, asked = tuple(self._recordings), self._energy_asked
+            recordings, hastened = tuple(self._recordings), self._hastened
             busy = bool(recordings or self._benchmarks)
-            self._energy_asked = False
-        if asked:
-            self._sampler.hasten_energy()
+            self._hastened = set()
+        for group in hastened:
+            self._sampler.hasten(group)
         gpus = self._sampler.tick(
             now,
             hz=self.hz,

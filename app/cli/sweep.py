@@ -26,6 +26,8 @@ _SCHEMA = 1
 _STEPS = 2  # of a turn; a request brings its own number
 _MOST_ROUNDS = 100
 
+Start = tuple[str, int]  # a layout, and for single on which GPU
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
@@ -40,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2, help="starts of each layout (2)")
     parser.add_argument("--steps", type=int, help="of a turn (2 without --request)")
     parser.add_argument("--no-decode", action="store_true", help="sampling alone")
+    parser.add_argument(
+        "--each-gpu", action="store_true", help="single on every GPU: cards of one name differ"
+    )
     parser.add_argument("--record-to", metavar="FILE", help="add the result to this file")
     add_store(parser)
 
@@ -54,15 +59,18 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     families.check_pair(request, plan)
     cuda = plan.device == "cuda"
+    if args.each_gpu and not cuda:
+        raise ValueError(f"--each-gpu measures GPUs, and the device of the plan is {plan.device}")
     names = sweep.chosen(args.layouts, _devices(plan), cuda=cuda, cfg=request.cfg)
     for name in names:
         replace(plan, layout=name)  # what the plan cannot be with a layout is said before the first
+    order = _order(names, each_gpu=args.each_gpu)
     measurements.check(args.store)
     with (
         alone("launch.py sweep"),
         tempfile.TemporaryDirectory(prefix="h3-sweep-") as folder,
     ):
-        layouts = _measured(args, plan, request, names, Path(folder))
+        layouts, gpus = _measured(args, plan, request, order, Path(folder))
     result = {
         "sweep": _SCHEMA,
         "ok": all(one["ok"] for one in layouts),
@@ -71,10 +79,11 @@ def run(args: argparse.Namespace) -> int:
         "request": plain(request),
         "text_rows": args.text_rows,
         "weights": args.random_weights or "",
-        "order": " ".join(names * args.rounds),
+        "order": " ".join([_label(*one) for one in order] * args.rounds),
         "layouts": layouts,
+        "gpus": gpus,
     }
-    print("\n".join(sweep.lines(layouts)))
+    print("\n".join([*sweep.lines(layouts), *sweep.gpu_lines(layouts, gpus)]))
     if args.record_to:
         append(presets.user_path(args.record_to), result)
     measurements.keep(args.store, result)
@@ -93,41 +102,61 @@ def _request(args: argparse.Namespace) -> Ref2VARequest:
 
 
 def _measured(
-    args: argparse.Namespace, plan: Plan, request: Ref2VARequest, names: list[str], folder: Path
-) -> list[dict[str, Any]]:
-    """Each round starts every layout anew, as two do not fit on one GPU; one turn in each."""
-    parts: dict[str, list[bench.Measured]] = {name: [] for name in names}
-    failed: dict[str, str] = {}
+    args: argparse.Namespace, plan: Plan, request: Ref2VARequest, order: list[Start], folder: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Each round starts every layout anew, as two do not fit on one GPU; one turn in each.
+
+    What is told of the layouts, and of single on each GPU alone where that was asked for.
+    """
+    parts: dict[Start, list[bench.Measured]] = {one: [] for one in order}
+    failed: dict[Start, str] = {}
     with watching(plan.device) as watch:
         for round in range(args.rounds):
             last = round + 1 == args.rounds
-            for name in names:
-                if name in failed:
+            for name, gpu in order:
+                if (name, gpu) in failed:
                     continue
-                setup = _setup(
-                    args, replace(plan, layout=name), request, folder / name / f"{round}"
-                )
+                out = folder / f"{name}-{gpu}" / f"{round}"
+                setup = _setup(args, replace(plan, layout=name), request, out)
                 try:
-                    with Child(name, setup) as child:
+                    with Child(_label(name, gpu), setup, gpu) as child:
                         (found,), _ = bench.measure(
                             [child],
                             runs=1,
-                            profile=last and plan.device == "cuda",
+                            profile=last and plan.device == "cuda" and gpu == 0,
                             watch=watch,
                             say=partial(print, file=sys.stderr, flush=True),
                         )
                 except (BenchFailed, ValueError) as error:
-                    failed[name] = str(error)
+                    failed[name, gpu] = str(error)
                 else:
-                    parts[name].append(found)
-    latents = {name: _latents(folder / name / "0") for name in names if name not in failed}
-    summaries = {n: bench.summary(sweep.merged(parts[n])) for n in names if n not in failed}
-    return [
-        _failure(name, failed[name])
-        if name in failed
-        else sweep.told(name, summaries[name], summaries.get(SINGLE), latents)
-        for name in names
+                    parts[name, gpu].append(found)
+    summaries = {one: bench.summary(sweep.merged(parts[one])) for one in order if one not in failed}
+    latents = {name: _latents(folder / f"{name}-0" / "0") for name, gpu in summaries if gpu == 0}
+    layouts = [
+        _failure(name, failed[name, 0])
+        if (name, 0) in failed
+        else sweep.told(name, summaries[name, 0], summaries.get((SINGLE, 0)), latents)
+        for name, gpu in order
+        if gpu == 0
     ]
+    return layouts, [
+        {"gpu": gpu, "ok": False, "reason": failed[SINGLE, gpu]}
+        if (SINGLE, gpu) in failed
+        else {"gpu": gpu, "ok": True, "step_seconds": summaries[SINGLE, gpu]["step_seconds"]}
+        for name, gpu in order
+        if name == SINGLE and args.each_gpu
+    ]
+
+
+def _order(names: list[str], *, each_gpu: bool) -> list[Start]:
+    """single first, then single on every other GPU that a layout of these takes."""
+    most = max(Layout.parse(name).ranks for name in names) if each_gpu else 1
+    return [*((SINGLE, gpu) for gpu in range(most)), *((n, 0) for n in names if n != SINGLE)]
+
+
+def _label(name: str, gpu: int) -> str:
+    return f"{name} on GPU {gpu}" if gpu else name
 
 
 def _latents(folder: Path) -> Path:

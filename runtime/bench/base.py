@@ -62,6 +62,7 @@ class Turn:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     rank_peak_bytes: tuple[int, ...] = ()  # allocated, of each of several ranks
+    rank_parts: tuple[Mapping[str, tuple[float, ...]], ...] = ()  # `parts` of each of them
 
 
 class Subject(Protocol):

@@ -29,7 +29,10 @@ CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "GEMM",
         ("gemm", "nvjet", "cutlass", "cublas", "matmul", "xmma", "splitk", "_mm_", "gemv", "dot_"),
     ),
-    ("copy", ("memcpy", "memset", "direct_copy", "catarray", "copy_kernel", "transpose")),
+    (
+        "copy",
+        ("memcpy", "memset", "direct_copy", "catarray", "copy_kernel", "_copy_runs", "transpose"),
+    ),
     (
         "elementwise",
         (

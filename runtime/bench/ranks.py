@@ -27,7 +27,7 @@ _LOOPBACK = "lo"
 
 
 class RanksSubject:
-    """Every rank takes the same turns; what rank 0 measured is told, with the memory of all."""
+    """Every rank takes the same turns; rank 0's is told, with the memory and parts of all."""
 
     def __init__(self, setup: Setup) -> None:
         ranks = Layout.parse(setup.plan.layout).ranks
@@ -69,7 +69,9 @@ class RanksSubject:
 
 def _taken(subject: PlanSubject, team: Team) -> Turn:
     turn = subject.turn()
-    return replace(turn, rank_peak_bytes=tuple(team.collect(turn.peak_allocated_bytes)))
+    bytes_and_parts = team.collect((turn.peak_allocated_bytes, turn.parts))
+    peaks, parts = zip(*bytes_and_parts, strict=True)
+    return replace(turn, rank_peak_bytes=peaks, rank_parts=parts)
 
 
 def _other(setup: Setup, meeting: Meeting, parent: int) -> None:

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app import measurements, sweep
+from app import bench, bench_child, measurements, sweep
+from app.cli import sweep as command
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +58,12 @@ def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(
     assert sent == received > 0
     assert "MB expected" in done.stdout and f"{sent / 2e6:.3f}" in done.stdout
     assert two["exposed_communication_seconds"] <= two["communication_seconds"]
+    ranks = two["summary"]["ranks"]
+    assert len(ranks) == 2 and two["imbalance_seconds"] >= 0 and single["imbalance_seconds"] is None
+    assert all(min(of.values(), key=lambda x: x["min"])["min"] > 0 for of in ranks)
+    waits = [of["waiting_seconds"] for of in ranks]
+    assert two["exposed_communication_seconds"] <= min(wait["median"] for wait in waits)
+    assert told["gpus"] == []
     assert single["communication_seconds"] is None  # nothing is sent
     for stream in ("video", "audio"):
         assert two["parity"][stream]["relative_l2"] <= 1e-6
@@ -65,6 +73,59 @@ def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(
     assert shown["machine"]["torch"] and shown["shape"]["frames"] == 5
     assert "/" not in json.dumps(shown["shape"]) and "models" not in json.dumps(shown)
     assert not list(tmp_path.glob("h3-*-*"))
+
+
+def test_what_a_rank_waits_for_a_slower_one_is_no_exposed_communication() -> None:
+    def of(waited: list[float]) -> dict[str, Any]:
+        return {"attention": [1.0, 1.0], "GEMM": [0.5, 0.5], "communication": waited,
+                "other": [0.1, 0.2]}  # fmt: skip
+
+    turn = {"rank_parts": [of([0.3, 0.1]), of([0.1, 0.25])]}
+    found = bench._of_ranks([turn, turn])
+    assert found["exposed_seconds"] == {"median": 0.1, "min": 0.1, "max": 0.1, "n": 4}
+    assert found["imbalance_seconds"]["median"] == pytest.approx((0.2 + 0.15) / 2)
+    assert found["ranks"][1]["computing_seconds"]["max"] == pytest.approx(1.7)
+    step = {"median": 2.0}
+    own = {"communication": {"median": 0.2}}
+    told = sweep.communication({"step_seconds": step, "parts": own, **found})
+    assert told["exposed_communication_share"] == 0.05
+    before = sweep.communication({"step_seconds": step, "parts": own})  # a record of before
+    assert (before["exposed_communication_share"], before["imbalance_seconds"]) == (0.1, None)
+    assert bench._of_ranks([{**turn, "rank_parts": []}]) == {}
+
+
+def test_each_gpu_alone_stands_under_the_table() -> None:
+    layouts = [
+        {"layout": "single", "ok": True, "ranks": 1, "step_seconds": {"median": 2.0}},
+        {"layout": "U2", "ok": True, "ranks": 2, "step_seconds": {"median": 1.0}},
+    ]
+    gpus = [
+        {"gpu": 0, "ok": True, "step_seconds": {"median": 2.0}},
+        {"gpu": 1, "ok": True, "step_seconds": {"median": 2.1}},
+        {"gpu": 2, "ok": False, "reason": "no room"},
+    ]
+    assert sweep.gpu_lines(layouts, gpus) == [
+        "single on GPU 0: 2.0000 s; U2 2.000x",
+        "single on GPU 1: 2.1000 s; U2 2.100x",
+        "single on GPU 2 failed: no room",
+    ]
+
+
+def test_each_gpu_is_a_start_of_single_with_that_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = command._order(["single", "U2"], each_gpu=True)
+    assert order == [("single", 0), ("single", 1), ("U2", 0)]
+    assert [command._label(*one) for one in order] == ["single", "single on GPU 1", "U2"]
+    assert command._order(["single", "U4"], each_gpu=False) == [("single", 0), ("U4", 0)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert bench_child._only_gpu(1) == {"CUDA_VISIBLE_DEVICES": "5"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert bench_child._only_gpu(1) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert bench_child._only_gpu(0) == {}
+
+
+def test_each_gpu_of_a_plan_on_the_cpu_is_refused(small: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "--request", small, "--layouts", "U2", "--each-gpu")
+    assert done.returncode == 2 and "the device of the plan is cpu" in done.stderr
 
 
 def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str, tmp_path: Path) -> None:

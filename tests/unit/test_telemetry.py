@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from app import telemetry
+from app import bench_watch, telemetry
 from app.nvml import Gpus
 from app.recording import mend
 from app.telemetry import Telemetry
@@ -366,6 +366,31 @@ def test_a_benchmark_is_sampled_ten_times_a_second() -> None:
         assert watched.hz == 1
         times = [entry["t"] for entry in watched.slice(start, time.time())]
         assert 7 <= len(times) <= 11
+
+
+def test_the_bytes_of_a_turn_are_not_those_of_the_warm_up_before_it() -> None:
+    """Links at rest are read every ten seconds: what moved since the last reading is not missed."""
+    nvml = h200s(2)
+    for gpu in nvml.gpus:
+        gpu.counters["nvlink_tx"] = 7
+    with Telemetry(Hub(), nvml=nvml, environment={}) as watched:
+        until(lambda: watched._gpus.read_at("nvlink") > 0)
+        time.sleep(1.1)
+        for gpu in nvml.gpus:
+            gpu.counters["nvlink_tx"] += 1_000_000  # the warm-up
+        assert watched.totals()[0]["nvlink_tx"] == 7 * 1024
+        with bench_watch.turn(watched) as seen:
+            nvml.gpus[0].counters["nvlink_tx"] += 500
+            found = seen()
+    assert [one["sent"] for one in found["nvlink_bytes"]] == [500 * 1024, 0]
+
+
+def test_totals_without_nvlink_are_not_waited_for() -> None:
+    with Telemetry(Hub(), nvml=FakeNvml([FakeGpu(index=0, links=0)]), environment={}) as watched:
+        until(watched.latest)
+        began = time.monotonic()
+        watched.totals_now()
+        assert time.monotonic() - began < 1
 
 
 def test_a_rate_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

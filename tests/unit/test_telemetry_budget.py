@@ -119,7 +119,7 @@ def test_all_links_are_read_while_somebody_looks_within_their_own_limit() -> Non
 def test_a_run_that_begins_has_its_energy_read_soon() -> None:
     world = World(h200s(8))
     world.go(60.0)
-    world.sampler.hasten_energy()
+    world.sampler.hasten("energy")
     world.go(10.0)
     assert max(gpu["ages"]["energy"] for gpu in world.taken[-1][1]) <= 10
 

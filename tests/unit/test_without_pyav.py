@@ -1,4 +1,7 @@
-"""A machine without PyAV (a lent GPU, say) still writes latents and float frames of a prompt."""
+"""A machine without PyAV (a lent GPU, say) still writes latents and float frames of a prompt.
+
+And one without the web's packages still runs every command but `serve`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from launch import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +48,21 @@ def test_a_prompt_without_media_needs_no_pyav(without_pyav: dict[str, str], tmp_
     assert (out / "latents.safetensors").is_file()
     assert (out / "audio.safetensors").is_file()
     assert len(list((out / "frames").glob("*.npy"))) == 22
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "serve"])
+def test_a_command_line_needs_no_web_server(tmp_path: Path, command: str) -> None:
+    for name in ("fastapi", "starlette", "gradio", "uvicorn"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')\n")
+    done = subprocess.run(
+        [sys.executable, "launch.py", command, "--help"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("usage"), done.stderr
 
 
 @pytest.mark.parametrize("more", [(), ("--no-media", "--ref-image", "docs/any.png")])
