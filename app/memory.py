@@ -197,9 +197,8 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     S rows, R own rows, H heads of this rank's weights, h heads that it attends over, of d each;
     the residual and its norm are 2 R hidden at both. Counted by the test on the block itself:
 
-    - gather heads: R H d of QKV as sent (3), of the output as sent back and as joined (2), S h d of
-      QKV as received (3) and of the output as computed (1): 5 R H d + 4 S h d. Before attention
-      R H d of QKV (3) instead of the outputs: 6 R H d + 3 S h d.
+    - gather heads: R H d of QKV (3), as sent (3), of the output as sent back and as joined (2),
+      S h d of QKV as received (3) and of the output as computed (1): 8 R H d + 4 S h d.
     - gather packed_nvfp4: QKV comes of all rows, then V's copy and the output beside it: 5 S h d.
       What travels, 9/16 byte a value as sent, received and laid anew (runtime/parallel/
       packed_rows.py), is less: S h d after it; S hidden before it, which on seven and eight ranks
@@ -211,7 +210,7 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     most = _most_of(dit, plan)
     own = -(-rows // layout.ulysses)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
-    exchange = max(5 * held + 4 * here, 6 * held + 3 * here)
+    exchange = 8 * held + 4 * here
     if layout.ulysses == 1 or plan.gather == "packed_nvfp4":
         exchange = 5 * here
     mlp = own * widths * dit.dims["ffn"] * most["mlp"]

@@ -1,20 +1,19 @@
-"""Attention of a block under Ulysses, and plan field overlap = qkv: the heads of one message travel
-while the next ones are projected.
+"""Plan field overlap = qkv: the heads of one message travel while the next ones are projected.
 
-With it a block's QKV weight is cut into as many linears as Ulysses has messages, each with the
-output rows of the heads that travel together, in the order in which they are sent. So each is
-projected, normalised, rotated and sent before the next is begun. A GEMM's output features do not
-depend on each other: on the CPU the bits stay (tests/unit/test_parallel_overlap.py); cuBLAS may
-choose another kernel for fewer of them, and that one may add up in another order. What is quantised
-at each use is quantised once per message.
+A block's QKV weight is cut into as many linears as Ulysses has messages, each with the output rows
+of the heads that travel together, in the order in which they are sent. So each is projected,
+normalised, rotated and sent before the next is begun. A GEMM's output features do not depend on
+each other: on the CPU the bits stay (tests/unit/test_parallel_overlap.py); cuBLAS may choose
+another kernel for fewer of them, and that one may add up in another order. What is quantised at
+each use is quantised once per message.
 
-R own rows, H heads, h heads of a message, P ranks, d head dim, D hidden.
+R own rows, H heads, h heads of a message, d head dim, D hidden.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -30,7 +29,7 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parallel.mesh import Mesh
 from runtime.parallel.tensor import outputs_of
-from runtime.parallel.turns import HALVES, Turn, alone, heads_of, turns
+from runtime.parallel.turns import HALVES, alone, heads_of, turns
 from runtime.parallel.ulysses import Ulysses
 
 _QKV = "attn.qkv_proj"
@@ -116,36 +115,18 @@ def in_turns(
     return Linears(build=build, converted=linears.converted)
 
 
-def send_in_turns(attn: Attention, ulysses: Ulysses) -> None:
-    """From now on a block's attention sends the heads of its rows as Ulysses wants them."""
+def overlap(attn: Attention, ulysses: Ulysses) -> None:
+    """From now on this block's attention, whose QKV is built in turns, sends each as it is made."""
     attn.forward = functools.partial(_forward, attn, ulysses)  # type: ignore[method-assign]
 
 
 def _forward(attn: Attention, ulysses: Ulysses, x_RD: Tensor | Scaled, rope: Tensor) -> Tensor:
-    """Attention.forward on this rank's rows; q and k are rotated on their way into the message."""
-
-    def rotate(q_RPhd: Tensor, k_RPhd: Tensor, q_into_RPhd: Tensor, k_into_RPhd: Tensor) -> None:
-        attn.ops.rms_rope_into(
-            *(q_RPhd, k_RPhd, rope, attn.q_norm.weight, attn.k_norm.weight, NORM_EPS),
-            *(q_into_RPhd, k_into_RPhd),
-        )
-
-    there = [
-        ulysses.send(qkv_R3Hd, turn, rotate) for qkv_R3Hd, turn in _projected(attn, ulysses, x_RD)
-    ]
-    shape = (1, attn.heads, rope.shape[1], attn.head_dim)
+    """Attention.forward on this rank's rows."""
+    there, num_rows = [], rope.shape[1]
+    for number, turn in enumerate(ulysses.turns(attn.heads)):
+        qkv = attn.qkv_proj(x_RD, number).unflatten(-1, (3, -1, attn.head_dim))
+        q, k, _ = qkv.unbind(1)
+        attn.ops.rms_rope(q, k, rope, attn.q_norm.weight, attn.k_norm.weight, NORM_EPS)
+        there.append(ulysses.send(qkv, alone(turn)))
+    shape = (1, attn.heads, num_rows, attn.head_dim)
     return attn.out_proj(ulysses.attended(there, shape)[0])
-
-
-def _projected(
-    attn: Attention, ulysses: Ulysses, x_RD: Tensor | Scaled
-) -> Iterator[tuple[Tensor, Turn]]:
-    """The buffer that has the heads of each message: one for all, or one for each."""
-    order = ulysses.turns(attn.heads)
-    if isinstance(attn.qkv_proj, QKVTurns):
-        for number, turn in enumerate(order):
-            yield attn.qkv_proj(x_RD, number).unflatten(-1, (3, -1, attn.head_dim)), alone(turn)
-        return
-    qkv_R3Hd = attn.qkv_proj(x_RD).unflatten(-1, (3, -1, attn.head_dim))
-    for turn in order:
-        yield qkv_R3Hd, turn

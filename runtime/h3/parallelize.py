@@ -19,7 +19,7 @@ from runtime.h3.gathered import gather_rows
 from runtime.h3.linears import Linears, named, narrow_layers
 from runtime.h3.model import Block, H3Model, PackedInputs, RowSpan, StepRows
 from runtime.h3.modulation import Tables
-from runtime.h3.overlap import QKVTurns, send_in_turns
+from runtime.h3.overlap import QKVTurns, overlap
 from runtime.kernels.linear import linear_backend
 from runtime.kernels.linear.packed import AmaxLinear
 from runtime.kernels.unavailable import Unavailable
@@ -120,10 +120,12 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
         back = PackedReturn(mesh.rows, shared, wait)
         gathered = gather_rows(attn, attn.attend, gather, back, mesh)
         if not gathered:
-            parts = HALVES if isinstance(attn.qkv_proj, QKVTurns) else EDGES
+            overlapped = isinstance(attn.qkv_proj, QKVTurns)
+            parts = HALVES if overlapped else EDGES
             ulysses = Ulysses(attn.attend, mesh.rows, shared, wait, parts, attn.ops.copy)
-            attn.attend = ulysses  # memory = low attends to groups of heads without attn.forward
-            send_in_turns(attn, ulysses)
+            attn.attend = ulysses
+            if overlapped:
+                overlap(attn, ulysses)
     own = OwnRows(model, mesh, shared, wait, gathered=gathered)
     model.embed = own.embed  # type: ignore[method-assign]
     model.run_blocks = own.run_blocks  # type: ignore[assignment,method-assign]

@@ -7,7 +7,7 @@ one message, P ranks, d head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -41,8 +41,6 @@ class Run(NamedTuple):
         return heads.unflatten(-2, (self.ranks, self.whole))[..., self.start : self.stop, :]
 
 
-# q and k of some ranks' heads, [R, P, h, d], normalised and rotated into two tensors like them
-Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 Turn = tuple[Run, ...]  # one message of every rank: the runs in the order of the ranks
 
 
@@ -99,26 +97,17 @@ def counts_of(turn: Turn) -> list[int]:
     return [run.each for run in turn for _ in range(run.ranks)]
 
 
-def pack(qkv_R3Hd: Tensor, turn: Turn, copy: Copy, rotate: Rotate | None = None) -> Tensor:
-    """[R, 3, H, d] of any strides -> one vector: for each rank its [R, 3, h, d].
-
-    rotate: what writes q and k; copied like v without it.
-    """
-    rows, _, _, width = qkv_R3Hd.shape
-    packed = qkv_R3Hd.new_empty(rows * 3 * sum(counts_of(turn)) * width)
-    for run, piece in _pieces(packed, turn, rows * 3 * width):
-        into_PR3hd = piece.view(run.ranks, rows, 3, run.each, width)
-        of_PR3hd = run.of(qkv_R3Hd).permute(2, 0, 1, 3, 4)
-        if rotate is None:
-            copy(into_PR3hd, of_PR3hd)
-            continue
-        into, of = (x.transpose(0, 1).unbind(2) for x in (into_PR3hd, of_PR3hd))
-        rotate(of[0], of[1], into[0], into[1])
-        copy(into[2], of[2])
+def pack(x_RAHd: Tensor, turn: Turn, copy: Copy = Tensor.copy_) -> Tensor:
+    """[R, A, H, d] of any strides -> one vector: for each rank its [R, A, h, d]."""
+    rows, parts, _, width = x_RAHd.shape
+    packed = x_RAHd.new_empty(rows * parts * sum(counts_of(turn)) * width)
+    for run, piece in _pieces(packed, turn, rows * parts * width):
+        into = piece.view(run.ranks, rows, parts, run.each, width)
+        copy(into, run.of(x_RAHd).permute(2, 0, 1, 3, 4))
     return packed
 
 
-def unpack(packed: Tensor, turn: Turn, into_RHd: Tensor, copy: Copy) -> None:
+def unpack(packed: Tensor, turn: Turn, into_RHd: Tensor, copy: Copy = Tensor.copy_) -> None:
     """One vector with each rank's [R, h, d] -> these heads of [R, H, d]."""
     rows, _, width = into_RHd.shape
     for run, piece in _pieces(packed, turn, rows * width):

@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.elementwise.base import Copy
 from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.turns import EDGES, Rotate, Turn, counts_of, pack, turns, unpack
+from runtime.parallel.turns import EDGES, Turn, counts_of, pack, turns, unpack
 
 Wait = Callable[[Exchange], Tensor]
 
@@ -57,16 +57,13 @@ class Ulysses:
         """What travels together, in the order in which `attended` wants it."""
         return turns(num_heads, self._group.size, self._parts)
 
-    def send(self, qkv_R3Hd: Tensor, turn: Turn, rotate: Rotate | None = None) -> Exchange:
-        """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d].
-
-        rotate: of `pack`, where q and k have not been rotated yet.
-        """
+    def send(self, qkv_R3Hd: Tensor, turn: Turn) -> Exchange:
+        """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d]."""
         num_rows, _, _, width = qkv_R3Hd.shape
         heads = counts_of(turn)
         own = 3 * heads[self._group.rank] * width
         return self._group.exchange(
-            pack(qkv_R3Hd, turn, self._copy, rotate),
+            pack(qkv_R3Hd, turn, self._copy),
             [num_rows * 3 * count * width for count in heads],
             [rows * own for rows in self._rows.counts],
         )

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from runtime.kernels.elementwise import load
-from runtime.kernels.elementwise.base import Elementwise, Span
+from runtime.kernels.elementwise.base import Span
 from runtime.kernels.rope import rope_table
-from runtime.kernels.unavailable import Unavailable
-from runtime.parallel.turns import EDGES, pack, turns
+from runtime.parallel.turns import EDGES, turns
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -34,13 +33,6 @@ def moved(got: Tensor, want: Tensor) -> float:
     assert got.dtype == want.dtype and got.shape == want.shape
     assert (got.float() - want.float()).norm() <= 1e-4 * want.float().norm()
     return float((got != want).float().mean())
-
-
-def loaded(name: str) -> Elementwise:
-    try:
-        return load(name, CUDA)
-    except Unavailable as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(autouse=True)
@@ -131,23 +123,6 @@ def test_queries_and_keys_each_get_their_own_weight() -> None:
     again = given[0].clone(), given[1].clone()
     load("triton", CUDA).rms_rope(again[1], again[0], table, two, one, 1e-5)
     assert torch.equal(q, again[0]) and torch.equal(k, again[1]) and not torch.equal(q, k)
-
-
-@pytest.mark.parametrize("name", ["triton", "kitchen"])
-@pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_norm_and_rotation_into_a_message_are_those_in_place(name: str, ranks: int) -> None:
-    ops = loaded(name)
-    qkv = normal(ROWS, 3, HEADS, HEAD)
-    table = rope_table(torch.randn(ROWS, PAIRS, device=CUDA) * 50, BF16)
-    weights = normal(HEAD, scale=0.1) + 1, normal(HEAD, scale=0.1) + 1
-    rotated = qkv.clone()
-    ops.rms_rope(rotated[:, 0], rotated[:, 1], table, *weights, 1e-5)
-
-    def rotate(q: Tensor, k: Tensor, q_into: Tensor, k_into: Tensor) -> None:
-        ops.rms_rope_into(q, k, table, *weights, 1e-5, q_into, k_into)
-
-    for turn in turns(HEADS, ranks, EDGES):
-        assert torch.equal(pack(qkv, turn, ops.copy, rotate), pack(rotated, turn, ops.copy))
 
 
 def test_queries_that_lie_otherwise_than_the_keys_are_refused() -> None:

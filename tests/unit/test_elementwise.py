@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from runtime.kernels.elementwise import BACKENDS, elementwise_backend, load
 from runtime.kernels.elementwise.eager import Eager
-from runtime.kernels.rope import rope_table
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
-from runtime.parallel.turns import EDGES, pack, turns
 from tests.denoiser_parts import demo_plan
 
 CPU = torch.device("cpu")
@@ -51,24 +49,6 @@ def test_the_norm_is_a_new_tensor_and_the_sum_is_in_place() -> None:
     y = Eager().norm_modulate(nn.RMSNorm(8), x, tables, tables, [(0, 6, 1)])
     assert torch.equal(x, before) and y.data_ptr() != x.data_ptr()
     assert Eager().gated_add(x, o, tables, [(0, 6, 0)]).data_ptr() == x.data_ptr()
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 7])
-def test_norm_and_rotation_into_a_message_are_those_in_place(ranks: int) -> None:
-    torch.manual_seed(0)
-    ops, qkv = Eager(), torch.randn(5, 3, 56, 16).bfloat16()
-    table = rope_table(torch.randn(5, 6) * 50, torch.bfloat16)
-    weights = torch.randn(2, 16).bfloat16()
-    rotated = qkv.clone()
-    ops.rms_rope(rotated[:, 0], rotated[:, 1], table, *weights, 1e-5)
-    assert not torch.equal(rotated, qkv)
-
-    def rotate(q: Tensor, k: Tensor, q_into: Tensor, k_into: Tensor) -> None:
-        ops.rms_rope_into(q, k, table, *weights, 1e-5, q_into, k_into)
-
-    for turn in turns(56, ranks, EDGES):
-        want = pack(rotated, turn, ops.copy)
-        assert torch.equal(pack(qkv, turn, ops.copy, rotate), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -206,15 +206,10 @@ def test_a_message_is_packed_and_unpacked_head_by_head(ranks: int) -> None:
     out = torch.zeros(5, HEADS, 2, dtype=x.dtype)
     for turn in turns(HEADS, ranks, EDGES):
         want = [x[:, :, heads].reshape(-1) for heads in heads_of(turn)]
-        assert torch.equal(pack(x, turn, Tensor.copy_), torch.cat(want))
+        assert torch.equal(pack(x, turn), torch.cat(want))
         of_turn = torch.cat([x[:, :, heads] for heads in heads_of(turn)], dim=2)
-        assert torch.equal(pack(of_turn, alone(turn), Tensor.copy_), torch.cat(want))
-        unpack(
-            torch.cat([x[:, 0, heads].reshape(-1) for heads in heads_of(turn)]),
-            turn,
-            out,
-            Tensor.copy_,
-        )
+        assert torch.equal(pack(of_turn, alone(turn)), torch.cat(want))
+        unpack(torch.cat([x[:, 0, heads].reshape(-1) for heads in heads_of(turn)]), turn, out)
     assert torch.equal(out, x[:, 0])
 
 

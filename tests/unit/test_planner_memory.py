@@ -25,7 +25,6 @@ from runtime.h3.gathered import GatheredQKV, PackedOut, gather_rows
 from runtime.h3.load import DTYPES, load_denoiser
 from runtime.h3.model import Block, RowSpan
 from runtime.h3.modulation import KEPT_BYTES
-from runtime.h3.overlap import send_in_turns
 from runtime.h3.sizes import latent_frames
 from runtime.h3.text import VisionBlock
 from runtime.h3.text_layers import LanguageConfig, Layer
@@ -198,7 +197,7 @@ def of_first_rank(ranks: int, rows: int, gather: str) -> int:
         there, back = PackedGather(group, shared), PackedReturn(group, shared)
         assert gather_rows(attn, attended, there, back, Mesh(rows=group))
     else:
-        send_in_turns(attn, Ulysses(attended, group, shared, Exchange.wait))
+        attn.attend = Ulysses(attended, group, shared, Exchange.wait)
     x = torch.empty(own, 5376, dtype=torch.bfloat16, device=META)
     turned = rows if gather == "packed_nvfp4" else own
     rope = torch.empty(1, turned, 1, 48, 2, 2, dtype=torch.bfloat16, device=META)
@@ -236,7 +235,7 @@ def test_gathered_rows_take_less_than_exchanged_heads_and_a_part_of_the_weights(
         name: memory.denoise(parts["dit"], one, 20_511)
         for name, one in (("heads", heads), ("packed", packed))
     }
-    assert held["packed"] < 0.95 * held["heads"], held
+    assert held["packed"] < 0.75 * held["heads"]
     qkv = sum(s for t, s in memory._sizes(parts["dit"], heads) if t.name in _qkv(parts["dit"]))
     saved = memory.resident(parts["dit"], heads) - memory.resident(parts["dit"], packed)
     assert saved == pytest.approx(qkv * (1 - 10 / 56), rel=1e-4)

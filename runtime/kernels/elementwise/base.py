@@ -63,22 +63,6 @@ class Elementwise(Protocol):
         The table holds [[cos, -sin], [sin, cos]] of R pairs, rounded to the compute dtype.
         """
 
-    def rms_rope_into(
-        self,
-        q_SPhd: Tensor,
-        k_SPhd: Tensor,
-        table_1S1R22: Tensor,
-        q_weight_d: Tensor,
-        k_weight_d: Tensor,
-        eps: float,
-        q_into_SPhd: Tensor,
-        k_into_SPhd: Tensor,
-    ) -> None:
-        """`rms_rope` of the h heads that each of P ranks gets, written where its message is.
-
-        q and k lie alike, as do those that are written; what q and k hold then is not told.
-        """
-
     def copy(self, into: Tensor, source: Tensor) -> None:
         """into[...] = source, of the same shape and dtype, whatever the strides; no overlap."""
 

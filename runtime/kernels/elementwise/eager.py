@@ -70,23 +70,6 @@ class Eager:
         for x_SHd, weight_d in ((q_SHd, q_weight_d), (k_SHd, k_weight_d)):
             x_SHd.copy_(_rms_rotate(x_SHd, table_1S1R22[0], weight_d, eps))
 
-    def rms_rope_into(
-        self,
-        q_SPhd: Tensor,
-        k_SPhd: Tensor,
-        table_1S1R22: Tensor,
-        q_weight_d: Tensor,
-        k_weight_d: Tensor,
-        eps: float,
-        q_into_SPhd: Tensor,
-        k_into_SPhd: Tensor,
-    ) -> None:
-        """`rms_rope` rank by rank, then a copy."""
-        for q_Shd, k_Shd in zip(q_SPhd.unbind(1), k_SPhd.unbind(1), strict=True):
-            self.rms_rope(q_Shd, k_Shd, table_1S1R22, q_weight_d, k_weight_d, eps)
-        self.copy(q_into_SPhd, q_SPhd)
-        self.copy(k_into_SPhd, k_SPhd)
-
     def copy(self, into: Tensor, source: Tensor) -> None:
         """torch's."""
         into.copy_(source)

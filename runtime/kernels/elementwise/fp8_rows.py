@@ -75,23 +75,6 @@ class FP8Rows:
         """Triton's, in place."""
         self._plain.rms_rope(q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps)
 
-    def rms_rope_into(
-        self,
-        q_SPhd: Tensor,
-        k_SPhd: Tensor,
-        table_1S1R22: Tensor,
-        q_weight_d: Tensor,
-        k_weight_d: Tensor,
-        eps: float,
-        q_into_SPhd: Tensor,
-        k_into_SPhd: Tensor,
-    ) -> None:
-        """Triton's."""
-        self._plain.rms_rope_into(
-            *(q_SPhd, k_SPhd, table_1S1R22, q_weight_d, k_weight_d, eps),
-            *(q_into_SPhd, k_into_SPhd),
-        )
-
     def copy(self, into: Tensor, source: Tensor) -> None:
         """Triton's."""
         self._plain.copy(into, source)

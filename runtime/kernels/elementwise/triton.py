@@ -83,27 +83,7 @@ class Triton:
         eps: float,
     ) -> None:
         """As the eager form, q and k at once."""
-        q_S1Hd, k_S1Hd = q_SHd[:, None], k_SHd[:, None]
-        self.rms_rope_into(
-            q_S1Hd, k_S1Hd, table_1S1R22, q_weight_d, k_weight_d, eps, q_S1Hd, k_S1Hd
-        )
-
-    def rms_rope_into(
-        self,
-        q_SPhd: Tensor,
-        k_SPhd: Tensor,
-        table_1S1R22: Tensor,
-        q_weight_d: Tensor,
-        k_weight_d: Tensor,
-        eps: float,
-        q_into_SPhd: Tensor,
-        k_into_SPhd: Tensor,
-    ) -> None:
-        """As the eager form, q and k at once: each is read and written once."""
-        self._rope_kernels.rms_rope(
-            *(q_SPhd, k_SPhd, table_1S1R22, q_weight_d, k_weight_d, eps),
-            *(q_into_SPhd, k_into_SPhd),
-        )
+        self._rope_kernels.rms_rope(q_SHd, k_SHd, table_1S1R22, q_weight_d, k_weight_d, eps)
 
     def copy(self, into: Tensor, source: Tensor) -> None:
         """16 bytes at a time; ValueError for strides without contiguous runs."""

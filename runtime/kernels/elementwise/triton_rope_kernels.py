@@ -28,7 +28,7 @@ def _heads(base, is_head, PAIRS: tl.constexpr, PAIRS_POW2: tl.constexpr, TAIL: t
 
 @triton.jit
 def _rotate_heads(
-    into,
+    base,
     is_head,
     low,
     high,
@@ -46,7 +46,7 @@ def _rotate_heads(
     pairs = tl.arange(0, PAIRS_POW2)
     tail = 2 * PAIRS + tl.arange(0, TAIL)
     d: tl.constexpr = 2 * PAIRS + TAIL
-    dtype = into.dtype.element_ty
+    dtype = base.dtype.element_ty
     is_pair = pairs < PAIRS
     both = is_head & is_pair[None, :]
     squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1) + tl.sum(rest * rest, axis=1)
@@ -58,28 +58,21 @@ def _rotate_heads(
     high = (high * rstd * w_high).to(dtype).to(tl.float32)
     a = (cos * low).to(dtype).to(tl.float32) + (minus_sin * high).to(dtype).to(tl.float32)
     b = (sin * low).to(dtype).to(tl.float32) + (cos_again * high).to(dtype).to(tl.float32)
-    tl.store(into + pairs[None, :], a.to(dtype), mask=both)
-    tl.store(into + PAIRS + pairs[None, :], b.to(dtype), mask=both)
-    tl.store(into + tail[None, :], (rest * rstd * w_rest).to(dtype), mask=is_head)
+    tl.store(base + pairs[None, :], a.to(dtype), mask=both)
+    tl.store(base + PAIRS + pairs[None, :], b.to(dtype), mask=both)
+    tl.store(base + tail[None, :], (rest * rstd * w_rest).to(dtype), mask=is_head)
 
 
 @triton.jit
 def _rms_rope_row(
     q,
     k,
-    q_into,
-    k_into,
     table,
     q_weight,
     k_weight,
     row_stride,
-    rank_stride,
     head_stride,
-    into_row_stride,
-    into_rank_stride,
-    into_head_stride,
-    each,  # heads of a rank
-    H,  # of all of them
+    H,
     eps,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -89,9 +82,7 @@ def _rms_rope_row(
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = (heads < H)[:, None]
-    rank, head = (heads // each).to(tl.int64)[:, None], (heads % each)[:, None]
-    at = row * row_stride + rank * rank_stride + head * head_stride
-    to = row * into_row_stride + rank * into_rank_stride + head * into_head_stride
+    at = row * row_stride + heads[:, None] * head_stride
     pairs = tl.arange(0, PAIRS_POW2)
     is_pair = pairs < PAIRS
     matrix = table + (row * PAIRS + pairs) * 4
@@ -103,7 +94,7 @@ def _rms_rope_row(
     low, high, rest = _heads(q + at, is_head, PAIRS, PAIRS_POW2, TAIL)
     k_low, k_high, k_rest = _heads(k + at, is_head, PAIRS, PAIRS_POW2, TAIL)
     _rotate_heads(
-        q_into + to,
+        q + at,
         is_head,
         low,
         high,
@@ -119,7 +110,7 @@ def _rms_rope_row(
         TAIL,
     )
     _rotate_heads(
-        k_into + to,
+        k + at,
         is_head,
         k_low,
         k_high,
@@ -137,44 +128,34 @@ def _rms_rope_row(
 
 
 def rms_rope(
-    q_SPhd: Tensor,
-    k_SPhd: Tensor,
+    q_SHd: Tensor,
+    k_SHd: Tensor,
     table_1S1R22: Tensor,
     q_weight_d: Tensor,
     k_weight_d: Tensor,
     eps: float,
-    q_into_SPhd: Tensor,
-    k_into_SPhd: Tensor,
 ) -> None:
-    """Normalises and rotates both, in place if `into` are the same tensors.
-
-    q and k lie alike, as do those that are written; values of a head together.
-    """
-    rows, ranks, heads, width = q_SPhd.shape
+    """Normalises and rotates both in place; they lie alike, values of a head together."""
+    rows, heads, width = q_SHd.shape
     pairs = table_1S1R22.shape[3]
     tail = width - 2 * pairs
     fits = (
-        q_SPhd.shape == k_SPhd.shape == q_into_SPhd.shape == k_into_SPhd.shape
-        and q_SPhd.stride() == k_SPhd.stride()
-        and q_into_SPhd.stride() == k_into_SPhd.stride()
-        and q_SPhd.stride(3) == q_into_SPhd.stride(3) == 1
-        and q_SPhd.dtype == k_SPhd.dtype == q_into_SPhd.dtype == k_into_SPhd.dtype
+        q_SHd.shape == k_SHd.shape
+        and q_SHd.stride() == k_SHd.stride()
+        and q_SHd.stride(2) == 1
         and table_1S1R22.is_contiguous()
         and tail & (tail - 1) == 0 < tail
     )
-    require_layout(fits, q_SPhd, k_SPhd, q_into_SPhd, k_into_SPhd, table_1S1R22)
-    _rms_rope_row[(rows, triton.cdiv(ranks * heads, HEADS))](
-        q_SPhd,
-        k_SPhd,
-        q_into_SPhd,
-        k_into_SPhd,
+    require_layout(fits, q_SHd, k_SHd, table_1S1R22)
+    _rms_rope_row[(rows, triton.cdiv(heads, HEADS))](
+        q_SHd,
+        k_SHd,
         table_1S1R22,
         q_weight_d,
         k_weight_d,
-        *q_SPhd.stride()[:3],
-        *q_into_SPhd.stride()[:3],
+        q_SHd.stride(0),
+        q_SHd.stride(1),
         heads,
-        ranks * heads,
         eps,
         HEADS=HEADS,
         PAIRS=pairs,
