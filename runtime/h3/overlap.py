@@ -29,8 +29,8 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parallel.mesh import Mesh
 from runtime.parallel.tensor import outputs_of
-from runtime.parallel.turns import HALVES, alone, heads_of, turns
-from runtime.parallel.ulysses import Ulysses
+from runtime.parallel.turns import alone, heads_of, turns
+from runtime.parallel.ulysses import CHUNKS, Ulysses
 
 _QKV = "attn.qkv_proj"
 
@@ -108,7 +108,7 @@ def in_turns(
                 for first in (0, third, 2 * third)
                 for heads in heads_of(turn)
             ]
-            for turn in turns(third // width, mesh.rows.size, HALVES)
+            for turn in turns(third // width, mesh.rows.size, CHUNKS)
         ]
         return QKVTurns([linears.build(outputs_of(packed, part), replaced) for part in parts])
 
@@ -116,8 +116,9 @@ def in_turns(
 
 
 def overlap(attn: Attention, ulysses: Ulysses) -> None:
-    """From now on this block's attention, whose QKV is built in turns, sends each as it is made."""
-    attn.forward = functools.partial(_forward, attn, ulysses)  # type: ignore[method-assign]
+    """From now on the attention of a block whose QKV is built in turns sends each as it is made."""
+    if isinstance(attn.qkv_proj, QKVTurns):
+        attn.forward = functools.partial(_forward, attn, ulysses)
 
 
 def _forward(attn: Attention, ulysses: Ulysses, x_RD: Tensor | Scaled, rope: Tensor) -> Tensor:

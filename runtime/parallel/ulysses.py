@@ -16,7 +16,9 @@ from torch import Tensor
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.elementwise.base import Copy
 from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.turns import EDGES, Turn, counts_of, pack, turns, unpack
+from runtime.parallel.turns import Turn, counts_of, pack, turns, unpack
+
+CHUNKS = 2  # of each rank's heads: one is on its way while attention runs on the other
 
 Wait = Callable[[Exchange], Tensor]
 
@@ -31,8 +33,8 @@ class RowShares:
 class Ulysses:
     """An Attend over one rank's rows, from one over all rows.
 
-    wait: how the end of an exchange is waited for (Exchange.wait, measured or not). parts: which of
-    each rank's heads travel while attention runs on others (turns). copy: makes and opens messages.
+    wait: how the end of an exchange is waited for (Exchange.wait, measured or not). copy: makes and
+    opens messages.
     """
 
     def __init__(
@@ -41,11 +43,11 @@ class Ulysses:
         group: Group,
         rows: RowShares,
         wait: Wait,
-        parts: Sequence[int] = EDGES,
+        chunks: int = CHUNKS,
         copy: Copy = Tensor.copy_,
     ) -> None:
         self._attend, self._group, self._rows = attend, group, rows
-        self._wait, self._parts, self._copy = wait, parts, copy
+        self._wait, self._chunks, self._copy = wait, chunks, copy
 
     def __call__(self, q_BHRd: Tensor, k_BHRd: Tensor, v_BHRd: Tensor) -> Tensor:
         """[1, H, R, d] views of one buffer -> [1, R, H*d]."""
@@ -55,7 +57,7 @@ class Ulysses:
 
     def turns(self, num_heads: int) -> list[Turn]:
         """What travels together, in the order in which `attended` wants it."""
-        return turns(num_heads, self._group.size, self._parts)
+        return turns(num_heads, self._group.size, self._chunks)
 
     def send(self, qkv_R3Hd: Tensor, turn: Turn) -> Exchange:
         """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d]."""
