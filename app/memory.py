@@ -203,6 +203,7 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
       What travels, 9/16 byte a value as sent, received and laid anew (runtime/parallel/
       packed_rows.py), is less: S h d after it; S hidden before it, which on seven and eight ranks
       is more than that, and less than the MLP.
+    - transport copy_engine: what is received of heads lies in windows that stay, 3 S h d + R H d.
     - no rows shared: the same, of R and H.
     """
     layout = Layout.parse(plan.layout)
@@ -210,12 +211,15 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     most = _most_of(dit, plan)
     own = -(-rows // layout.ulysses)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
-    exchange = 8 * held + 4 * here
+    exchange, windows = 8 * held + 4 * here, 0.0
     if layout.ulysses == 1 or plan.gather == "packed_nvfp4":
         exchange = 5 * here
+    elif plan.transport == "copy_engine":
+        windows = 3 * here + held
+        exchange -= windows
     mlp = own * widths * dit.dims["ffn"] * most["mlp"]
     embedded = rows * hidden  # before the first block, of all rows
-    return max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)
+    return windows + max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)
 
 
 def _low(dit: Part, plan: Plan, rows: int, used: Collection[str], widths: float) -> float:

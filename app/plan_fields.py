@@ -236,6 +236,13 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Of GPUs that share rows. packed_nvfp4: rows and outputs travel packed; slow links.",
         ),
         (
+            "transport",
+            "Transport",
+            ("collective", "copy_engine"),
+            "choice",
+            "Of GPUs that share rows. copy_engine: copies to each other's memory; unvalidated.",
+        ),
+        (
             "island_rounding",
             "Island rounding",
             ("comfy", "keep"),

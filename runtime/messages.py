@@ -44,7 +44,8 @@ LTX_ONLY = ("v2a_source", "ltx_rope_seconds", "ltx_tables", "ltx_rounding", "ltx
 LTX_NVFP4_ORDERS = ("high_tiled", "high_linear", "low_tiled", "low_linear")
 LTX_LEAVES = (
     *("layout", "vae_attention", "kj_mode", "sol_tau", "sol_sinks", "memory", "dense", "fp8"),
-    *("int8", "amax", "overlap", "gather", "elementwise", "island_rounding", "vae_blend"),
+    *("int8", "amax", "overlap", "gather", "transport", "elementwise", "island_rounding"),
+    "vae_blend",
     *("vae_tiles", "adaln", "graphs", "cache", "cache_threshold", "cache_warmup", "cache_max_run"),
 )
 
@@ -263,6 +264,9 @@ class Plan:
     # heads: ranks that share rows send Q, K, V of each other's heads; packed_nvfp4: all send the
     # packed NVFP4 rows that QKV and out_proj are made of, 9/16 byte a value, where links are slow
     gather: str = "heads"
+    # of ranks that share rows. collective: gloo or NCCL; copy_engine: each writes to the others'
+    # memory by its GPU's copy engines, one host (never run on GPUs)
+    transport: str = "collective"
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
     # step, kitchen rounds the rotation once
@@ -301,6 +305,7 @@ class Plan:
             "amax": ("shared", "local"),
             "overlap": ("off", "qkv"),
             "gather": ("heads", "packed_nvfp4"),
+            "transport": ("collective", "copy_engine"),
             "weights": ("packed", "cached"),
             "elementwise": ("eager", "kitchen", "triton"),
             "kj_mode": KJ_MODES,
@@ -388,6 +393,11 @@ class Plan:
         layout = Layout.parse(self.layout)
         if layout.ranks == 1:
             return
+        if self.transport == "copy_engine" and self.device != "cuda":
+            raise ValueError(
+                f"plan field transport must be collective on device {self.device} with layout "
+                f"{self.layout}, got copy_engine: copy engines are a GPU's"
+            )
         if self.gather == "packed_nvfp4" and layout.ulysses > 1:
             self._check_gather()
         if self.cache != "off" and layout.of_a_side > 1:

@@ -57,6 +57,7 @@ class PlanJson(_Strict):
     int8: str | None = None
     amax: str | None = None
     overlap: str | None = None
+    transport: str | None = None
     gather: str | None = None
     weights: str | None = None
     elementwise: str | None = None

@@ -27,6 +27,7 @@ from runtime.kernels.elementwise import load as load_elementwise
 from runtime.layouts import Layout, check_heads
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
+from runtime.parallel.copy_engine import by_copy_engine, copies
 from runtime.parallel.mesh import ALONE, Mesh
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -38,8 +39,12 @@ def attention_options(plan: Plan) -> AttentionOptions:
 
 
 def exchanges(plan: Plan, mesh: Mesh) -> list[str]:
-    """Which of overlap and gather are at work: ranks that do not share rows have neither."""
-    asked = ((f"overlap {plan.overlap}", overlaps), (f"gather {plan.gather}", gathers))
+    """Which of overlap, gather and transport are at work: ranks that share no rows have none."""
+    asked = (
+        (f"overlap {plan.overlap}", overlaps),
+        (f"gather {plan.gather}", gathers),
+        (f"transport {plan.transport}", copies),
+    )
     return [words for words, works in asked if works(plan, mesh)]
 
 
@@ -66,6 +71,8 @@ def load_denoiser(
         )
     if meter is not None:
         mesh = mesh.timed_by(meter.transfer)
+    if copies(plan, mesh):
+        mesh = mesh.copied(by_copy_engine(mesh.rows, device))
     cfg = H3Config.from_checkpoint(checkpoint)
     check_heads(Layout(tensor=mesh.weights.size, ulysses=mesh.rows.size), cfg.num_heads)
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()

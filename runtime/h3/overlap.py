@@ -29,8 +29,8 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parallel.mesh import Mesh
 from runtime.parallel.tensor import outputs_of
-from runtime.parallel.turns import alone, heads_of, turns
-from runtime.parallel.ulysses import CHUNKS, Ulysses
+from runtime.parallel.turns import HALVES, alone, heads_of, turns
+from runtime.parallel.ulysses import Ulysses
 
 _QKV = "attn.qkv_proj"
 
@@ -108,7 +108,7 @@ def in_turns(
                 for first in (0, third, 2 * third)
                 for heads in heads_of(turn)
             ]
-            for turn in turns(third // width, mesh.rows.size, CHUNKS)
+            for turn in turns(third // width, mesh.rows.size, HALVES)
         ]
         return QKVTurns([linears.build(outputs_of(packed, part), replaced) for part in parts])
 
@@ -116,9 +116,8 @@ def in_turns(
 
 
 def overlap(attn: Attention, ulysses: Ulysses) -> None:
-    """From now on the attention of a block whose QKV is built in turns sends each as it is made."""
-    if isinstance(attn.qkv_proj, QKVTurns):
-        attn.forward = functools.partial(_forward, attn, ulysses)
+    """From now on this block's attention, whose QKV is built in turns, sends each as it is made."""
+    attn.forward = functools.partial(_forward, attn, ulysses)  # type: ignore[method-assign]
 
 
 def _forward(attn: Attention, ulysses: Ulysses, x_RD: Tensor | Scaled, rope: Tensor) -> Tensor:
@@ -128,6 +127,6 @@ def _forward(attn: Attention, ulysses: Ulysses, x_RD: Tensor | Scaled, rope: Ten
         qkv = attn.qkv_proj(x_RD, number).unflatten(-1, (3, -1, attn.head_dim))
         q, k, _ = qkv.unbind(1)
         attn.ops.rms_rope(q, k, rope, attn.q_norm.weight, attn.k_norm.weight, NORM_EPS)
-        there.append(ulysses.send(qkv, alone(turn)))
+        there.append(ulysses.send(qkv, alone(turn), number))
     shape = (1, attn.heads, num_rows, attn.head_dim)
     return attn.out_proj(ulysses.attended(there, shape)[0])

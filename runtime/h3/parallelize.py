@@ -29,6 +29,7 @@ from runtime.parallel.mesh import Exchange, Mesh
 from runtime.parallel.packed_rows import PackedGather, PackedReturn
 from runtime.parallel.shares import head_shares, ranges, row_shares, unit_shares
 from runtime.parallel.tensor import PartialSum, inputs_of, outputs_of, repeated
+from runtime.parallel.turns import EDGES, HALVES
 from runtime.parallel.ulysses import RowShares, Ulysses, Wait
 
 FFN_UNITS = (128, 64, 32, 16)  # rows of a tile of packed scales; less for small models
@@ -119,9 +120,12 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
         back = PackedReturn(mesh.rows, shared, wait)
         gathered = gather_rows(attn, attn.attend, gather, back, mesh)
         if not gathered:
-            ulysses = Ulysses(attn.attend, mesh.rows, shared, wait, copy=attn.ops.copy)
+            overlapped = isinstance(attn.qkv_proj, QKVTurns)
+            parts = EDGES if mesh.rows.copies is not None and not overlapped else HALVES
+            ulysses = Ulysses(attn.attend, mesh.rows, shared, wait, parts, attn.ops.copy)
             attn.attend = ulysses
-            overlap(attn, ulysses)
+            if overlapped:
+                overlap(attn, ulysses)
     own = OwnRows(model, mesh, shared, wait, gathered=gathered)
     model.embed = own.embed  # type: ignore[method-assign]
     model.run_blocks = own.run_blocks  # type: ignore[assignment,method-assign]

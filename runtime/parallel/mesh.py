@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,8 +36,15 @@ def untimed() -> Callable[[], None]:
 
 @functools.cache
 def line(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a GPU on which it talks to the others."""
-    return torch.cuda.Stream(device)
+    """The stream of a GPU on which it talks to the others; others wait for what it does."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+class Copies(Protocol):
+    """Another way than the backend's collectives; runtime/parallel/copy_engine.py."""
+
+    def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
+        """As Group.exchange, in the current stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +74,28 @@ class Exchange:
 class Group:
     """Ranks that share something; `rank` is this one's number among them. Alone, nothing is sent.
 
-    members: dist's handle, None for one rank alone. timed: told of each transfer.
+    members: dist's handle, None for one rank alone. timed: told of each transfer. copies: what its
+    exchanges go by, None for dist's collectives.
     """
 
     rank: int = 0
     size: int = 1
     members: dist.ProcessGroup | None = None
     timed: Timed = untimed
+    copies: Copies | None = None
 
-    def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int]) -> Exchange:
+    def exchange(
+        self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int = 0
+    ) -> Exchange:
         """A contiguous vector cut into to[i] values for member i; of[i] values come from it.
 
-        What is received lies in the order of the members.
+        What is received lies in the order of the members. place: exchanges of the same sizes and
+        place may not be under way, or read, at the same time.
         """
         if self.members is None:
             return Exchange(sent_N, sent_N)
+        if self.copies is not None:
+            return self._copied(self.copies, sent_N, to, of, place)
         received_N = sent_N.new_empty(sum(of))
         start = functools.partial(
             dist.all_to_all_single,
@@ -92,6 +107,20 @@ class Group:
             async_op=True,
         )
         return self._begun(start, received_N, sent_N)
+
+    def _copied(
+        self, copies: Copies, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int
+    ) -> Exchange:
+        if sent_N.device.type != "cuda":  # of tests
+            return Exchange(copies.exchange(sent_N, to, of, place), sent_N)
+        stream = line(sent_N.device)
+        stream.wait_stream(torch.cuda.current_stream(sent_N.device))
+        with torch.cuda.stream(stream):
+            ended = self.timed()
+            received = copies.exchange(sent_N, to, of, place)
+            ended()
+            done = stream.record_event()
+        return Exchange(received, sent_N, done=done)
 
     def gather(self, own_N: Tensor, of: Sequence[int]) -> Exchange:
         """Every member's vector, of[i] values of member i, on every member."""
@@ -149,6 +178,10 @@ class Mesh:
         """The same groups, which tell of their transfers."""
         groups = {f.name: replace(getattr(self, f.name), timed=timed) for f in fields(self)}
         return replace(self, **groups)
+
+    def copied(self, rows: Group) -> Mesh:
+        """The same groups, but for that which shares rows."""
+        return replace(self, rows=rows)
 
     @property
     def backend(self) -> str:

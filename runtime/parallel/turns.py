@@ -13,7 +13,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from runtime.kernels.elementwise.base import Copy
-from runtime.parallel.shares import head_shares, ranges, shares
+from runtime.parallel.shares import head_shares, ranges
+
+# Of a rank's heads. Nothing hides the way there of the first turn and the way back of the last, so
+# EDGES has these two small; of 28 heads it is 5, 18 and 5. Each collective that NCCL hides behind
+# attention slows that down, more than the two then save (docs/experiments.md); and where a turn is
+# projected while the one before it travels (overlap = qkv), fewer products are larger ones.
+EDGES, HALVES = (5, 18, 5), (1, 1)
 
 
 class Run(NamedTuple):
@@ -39,18 +45,33 @@ class Run(NamedTuple):
 Turn = tuple[Run, ...]  # one message of every rank: the runs in the order of the ranks
 
 
-def turns(num_heads: int, ranks: int, most: int) -> list[Turn]:
-    """The heads in `most` turns, in fewer where a rank has fewer heads."""
+def turns(num_heads: int, ranks: int, parts: Sequence[int]) -> list[Turn]:
+    """The heads in as many turns as there are parts, each rank's heads in proportion to them.
+
+    In halves where a part would be less than two heads: attention over one or two fills no GPU.
+    """
     counts = head_shares(num_heads, ranks)
-    number = min(most, *counts)
-    found: list[list[Run]] = [[] for _ in range(number)]
+    if min(counts) * min(parts) < 2 * sum(parts):
+        parts = HALVES[: min(counts)]
+    found: list[list[Run]] = [[] for _ in parts]
     first = 0
     for whole in dict.fromkeys(counts):
         alike = counts.count(whole)
-        for turn, part in enumerate(ranges(shares(whole, number))):
+        for turn, part in enumerate(ranges(_in_proportion(whole, parts))):
             found[turn].append(Run(first, alike, whole, part.start, part.stop))
         first += alike * whole
     return [tuple(turn) for turn in found]
+
+
+def _in_proportion(heads: int, parts: Sequence[int]) -> list[int]:
+    """Whole heads for each part, halves rounded up from the first on."""
+    whole, found, given, reached = sum(parts), [], 0, 0
+    for part in parts:
+        reached += part
+        stop = (2 * heads * reached + whole) // (2 * whole)
+        found.append(stop - given)
+        given = stop
+    return found
 
 
 def alone(turn: Turn) -> Turn:

@@ -16,9 +16,7 @@ from torch import Tensor
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.elementwise.base import Copy
 from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.turns import Turn, counts_of, pack, turns, unpack
-
-CHUNKS = 2  # of each rank's heads: one is on its way while attention runs on the other
+from runtime.parallel.turns import HALVES, Turn, counts_of, pack, turns, unpack
 
 Wait = Callable[[Exchange], Tensor]
 
@@ -33,8 +31,8 @@ class RowShares:
 class Ulysses:
     """An Attend over one rank's rows, from one over all rows.
 
-    wait: how the end of an exchange is waited for (Exchange.wait, measured or not). copy: makes and
-    opens messages.
+    wait: how the end of an exchange is waited for (Exchange.wait, measured or not). parts: which of
+    each rank's heads travel while attention runs on others (turns). copy: makes and opens messages.
     """
 
     def __init__(
@@ -43,24 +41,28 @@ class Ulysses:
         group: Group,
         rows: RowShares,
         wait: Wait,
-        chunks: int = CHUNKS,
+        parts: Sequence[int] = HALVES,
         copy: Copy = Tensor.copy_,
     ) -> None:
         self._attend, self._group, self._rows = attend, group, rows
-        self._wait, self._chunks, self._copy = wait, chunks, copy
+        self._wait, self._parts, self._copy = wait, parts, copy
 
     def __call__(self, q_BHRd: Tensor, k_BHRd: Tensor, v_BHRd: Tensor) -> Tensor:
         """[1, H, R, d] views of one buffer -> [1, R, H*d]."""
         qkv_R3Hd = _joined(*(x[0].transpose(0, 1) for x in (q_BHRd, k_BHRd, v_BHRd)))
-        there = [self.send(qkv_R3Hd, turn) for turn in self.turns(q_BHRd.shape[1])]
+        order = enumerate(self.turns(q_BHRd.shape[1]))
+        there = [self.send(qkv_R3Hd, turn, place) for place, turn in order]
         return self.attended(there, q_BHRd.shape)
 
     def turns(self, num_heads: int) -> list[Turn]:
         """What travels together, in the order in which `attended` wants it."""
-        return turns(num_heads, self._group.size, self._chunks)
+        return turns(num_heads, self._group.size, self._parts)
 
-    def send(self, qkv_R3Hd: Tensor, turn: Turn) -> Exchange:
-        """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d]."""
+    def send(self, qkv_R3Hd: Tensor, turn: Turn, place: int) -> Exchange:
+        """To each rank its heads of these rows, [R, 3, h, d]: there they become [S, 3, h, d].
+
+        place: of the turn in `turns`.
+        """
         num_rows, _, _, width = qkv_R3Hd.shape
         heads = counts_of(turn)
         own = 3 * heads[self._group.rank] * width
@@ -68,6 +70,7 @@ class Ulysses:
             pack(qkv_R3Hd, turn, self._copy),
             [num_rows * 3 * count * width for count in heads],
             [rows * own for rows in self._rows.counts],
+            place,
         )
 
     def attended(self, there: Sequence[Exchange], shape: Sequence[int]) -> Tensor:
@@ -75,12 +78,14 @@ class Ulysses:
         _, num_heads, _, width = shape
         order = self.turns(num_heads)
         back = [
-            self._attended(exchange, counts_of(turn), width)
-            for exchange, turn in zip(there, order, strict=True)
+            self._attended(exchange, counts_of(turn), width, place)
+            for place, (exchange, turn) in enumerate(zip(there, order, strict=True))
         ]
         return self._back(back, order, num_heads, width)
 
-    def _attended(self, exchange: Exchange, heads: Sequence[int], width: int) -> Exchange:
+    def _attended(
+        self, exchange: Exchange, heads: Sequence[int], width: int, place: int
+    ) -> Exchange:
         own = heads[self._group.rank]
         qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
         q, k, v = (x[None].transpose(1, 2) for x in qkv_S3hd.unbind(1))
@@ -91,6 +96,7 @@ class Ulysses:
             out_BSD.reshape(-1),
             [rows * own * width for rows in counts],
             [mine * count * width for count in heads],
+            place,
         )
 
     def _back(

@@ -25,7 +25,13 @@ from runtime.team import Meeting, meet
 from runtime.worker import sentence
 
 _LOOPBACK = "lo"
-_ALONE = {"layout": SINGLE, "overlap": "off", "gather": "heads", "amax": "shared"}
+_ALONE = {
+    "layout": SINGLE,
+    "overlap": "off",
+    "gather": "heads",
+    "transport": "collective",
+    "amax": "shared",
+}
 
 
 class RankFailed(RuntimeError):

@@ -74,6 +74,7 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         amax=plan.amax,
         overlap=plan.overlap,
         gather=plan.gather,
+        transport=plan.transport,
         attention=plan.attention,
         kj_mode=plan.kj_mode,
         sol_tau=plan.sol_tau,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from runtime.kernels.elementwise import load
 from runtime.kernels.elementwise.base import Span
 from runtime.kernels.rope import rope_table
-from runtime.parallel.turns import turns
+from runtime.parallel.turns import EDGES, turns
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -152,7 +152,7 @@ def test_copies_of_strided_views_are_exact(ranks: int, dtype: torch.dtype) -> No
     copy = load("triton", CUDA).copy
     qkv = torch.randn(ROWS, 3, HEADS, HEAD, device=CUDA).to(dtype)
     views = [qkv[:, 2], qkv, qkv.flatten()[: -HEAD - 1].unflatten(0, (-1, 1))]
-    for turn in turns(HEADS, ranks, 2):
+    for turn in turns(HEADS, ranks, EDGES):
         views += [run.of(qkv).permute(2, 0, 1, 3, 4) for run in turn]
     for view in views:
         into = torch.full(view.shape, 7.0, device=CUDA, dtype=dtype)

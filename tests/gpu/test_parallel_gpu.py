@@ -23,6 +23,7 @@ from runtime.h3.packing import TargetShape
 from runtime.layouts import Layout
 from runtime.messages import Event, Failure, Progress, Ready, Ref2VARequest
 from runtime.meter import ALL_COMMUNICATION, COMMUNICATION, StepMeter
+from runtime.parallel.copy_engine import by_copy_engine
 from runtime.parallel.mesh import ALONE, Exchange, Mesh, mesh_of
 from runtime.parallel.shares import head_shares, ranges, row_shares
 from runtime.parallel.ulysses import RowShares, Ulysses
@@ -58,6 +59,12 @@ CASES: dict[str, dict[str, object]] = {
         "overlap": "qkv",
     },
     "overlap nvfp4": {"dtype": "bf16", "nvfp4": "nvfp4_kitchen_fallback", "overlap": "qkv"},
+    "copies": {
+        "dtype": "bf16",
+        "attention": "sdpa_cudnn",
+        "elementwise": "triton",
+        "transport": "copy_engine",
+    },
 }
 LIMITS = {
     "bf16": BF16_LIMIT,
@@ -69,7 +76,9 @@ LIMITS = {
     "overlap nvfp4": QUANTISED_LIMIT,
     "fp8_rowwise": QUANTISED_LIMIT,
     "overlap fp8": QUANTISED_LIMIT,
+    "copies": BF16_LIMIT,
 }
+TRANSPORTS = ("collective", "copy_engine")
 
 
 def on_gpus(work: Callable[..., Any], name: str, *args: object) -> list[Any]:
@@ -108,9 +117,16 @@ def _rank(
     dist.destroy_process_group()
 
 
-def carried(mesh: Mesh) -> list[int]:
+def by(transport: str, mesh: Mesh) -> Mesh:
+    """The mesh whose rows travel so."""
+    if transport == "collective":
+        return mesh
+    return mesh.copied(by_copy_engine(mesh.rows, torch.device("cuda", torch.cuda.current_device())))
+
+
+def carried(mesh: Mesh, transport: str) -> list[int]:
     """The lengths of which every row and head came through the exchange and back."""
-    passed = []
+    mesh, passed = by(transport, mesh), []
     for num_rows in LENGTHS:
         counts = row_shares(num_rows, mesh.rows.size)
         heads = ranges(head_shares(HEADS, mesh.rows.size))[mesh.rows.rank]
@@ -142,9 +158,10 @@ def carried(mesh: Mesh) -> list[int]:
     return passed
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", ["U2", "U4", "U6", "U7", "U8"])
-def test_every_row_and_head_comes_through_nccl_and_back(name: str) -> None:
-    assert on_gpus(carried, name) == [list(LENGTHS)] * Layout.parse(name).ranks
+def test_every_row_and_head_comes_through_and_back(name: str, transport: str) -> None:
+    assert on_gpus(carried, name, transport) == [list(LENGTHS)] * Layout.parse(name).ranks
 
 
 def sampled(mesh: Mesh, cases: dict[str, dict[str, object]]) -> dict[str, dict[str, Tensor]]:
@@ -218,15 +235,16 @@ def test_ranks_compute_what_one_gpu_does_at_every_step(name: str) -> None:
             ("overlap", "bf16"),
             ("overlap nvfp4", "nvfp4 fallback"),
             ("overlap fp8", "fp8_rowwise"),
+            ("copies", "bf16"),
         ):
             got, off = ranks[0][more], ranks[0][plain]
             same = sum(torch.equal(got[key], off[key]) for key in off)
             print(f"{name} {more}: {same} of {len(off)} tensors have the bits of overlap off")
 
 
-def reused(mesh: Mesh) -> bool:
+def reused(mesh: Mesh, transport: str) -> bool:
     """Memory that is given back and written over at once, while exchanges are under way."""
-    rows, width = 4096, 128
+    mesh, rows, width = by(transport, mesh), 4096, 128
     counts = row_shares(rows, mesh.rows.size)
     own = ranges(counts)[mesh.rows.rank]
     factor = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -251,9 +269,12 @@ def reused(mesh: Mesh) -> bool:
     return same
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", ["U2", "U4"])
-def test_memory_is_not_used_again_while_an_exchange_reads_or_writes_it(name: str) -> None:
-    assert on_gpus(reused, name) == [True] * Layout.parse(name).ranks
+def test_memory_is_not_used_again_while_an_exchange_reads_or_writes_it(
+    name: str, transport: str
+) -> None:
+    assert on_gpus(reused, name, transport) == [True] * Layout.parse(name).ranks
 
 
 def test_a_cancel_in_the_decode_ends_both_ranks(tmp_path: Path) -> None:

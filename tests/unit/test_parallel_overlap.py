@@ -23,7 +23,7 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.meter import ALL_COMMUNICATION, COMMUNICATION, StepMeter
 from runtime.parallel.mesh import ALONE, Exchange, Group, Mesh
 from runtime.parallel.shares import head_shares, ranges
-from runtime.parallel.turns import alone, counts_of, heads_of, pack, turns, unpack
+from runtime.parallel.turns import EDGES, HALVES, alone, counts_of, heads_of, pack, turns, unpack
 from runtime.parallel.ulysses import RowShares, Ulysses
 from tests.denoiser_parts import demo_plan
 from tests.rank_processes import on_ranks
@@ -169,9 +169,9 @@ def test_a_record_tells_which_exchanges_are_at_work() -> None:
 
 
 @pytest.mark.parametrize("ranks", range(2, 9))
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_every_head_is_in_one_message_of_its_rank(ranks: int, most: int) -> None:
-    order = turns(HEADS, ranks, most)
+@pytest.mark.parametrize("parts", [(1,), HALVES, EDGES, (1, 1, 1, 1, 1)])
+def test_every_head_is_in_one_message_of_its_rank(ranks: int, parts: Sequence[int]) -> None:
+    order = turns(HEADS, ranks, parts)
     whole = ranges(head_shares(HEADS, ranks))
     for rank in range(ranks):
         own = [heads_of(turn)[rank] for turn in order]
@@ -184,11 +184,27 @@ def test_every_head_is_in_one_message_of_its_rank(ranks: int, most: int) -> None
         assert len(alone(turn)) == len(set(counts_of(turn)))
 
 
+@pytest.mark.parametrize(
+    ("heads", "ranks", "sizes"),
+    [
+        (56, 2, [[5, 5], [18, 18], [5, 5]]),
+        (56, 3, [[3, 3, 3], [13, 13, 12], [3, 3, 3]]),
+        (56, 4, [[3] * 4, [9] * 4, [2] * 4]),
+        (56, 6, [[5] * 6, [5, 5, 4, 4, 4, 4]]),  # less than two heads at the edges
+        (4, 3, [[2, 1, 1]]),
+    ],
+)
+def test_first_and_last_turn_are_small_where_there_are_heads_enough(
+    heads: int, ranks: int, sizes: list[list[int]]
+) -> None:
+    assert [counts_of(turn) for turn in turns(heads, ranks, EDGES)] == sizes
+
+
 @pytest.mark.parametrize("ranks", [2, 6, 8])
 def test_a_message_is_packed_and_unpacked_head_by_head(ranks: int) -> None:
     x = torch.arange(5 * 3 * HEADS * 2).view(5, 3, HEADS, 2)
     out = torch.zeros(5, HEADS, 2, dtype=x.dtype)
-    for turn in turns(HEADS, ranks, 2):
+    for turn in turns(HEADS, ranks, EDGES):
         want = [x[:, :, heads].reshape(-1) for heads in heads_of(turn)]
         assert torch.equal(pack(x, turn), torch.cat(want))
         of_turn = torch.cat([x[:, :, heads] for heads in heads_of(turn)], dim=2)
@@ -200,7 +216,9 @@ def test_a_message_is_packed_and_unpacked_head_by_head(ranks: int) -> None:
 class Loopback(Group):
     """Nothing is sent: what would have arrived is not told from anything else."""
 
-    def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int]) -> Exchange:
+    def exchange(
+        self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int = 0
+    ) -> Exchange:
         """Of the right length."""
         assert sum(to) == len(sent_N)
         return Exchange(sent_N.new_zeros(sum(of)), sent_N)

@@ -13,6 +13,7 @@ from runtime.h3.load import load_denoiser
 from runtime.layouts import Layout, check_heads
 from runtime.parallel.mesh import BACKSTOP, Exchange, Group, Mesh
 from runtime.parallel.shares import head_shares, ranges, row_shares, shares, unit_shares
+from runtime.parallel.turns import HALVES
 from runtime.parallel.ulysses import RowShares, Ulysses
 from tests.denoiser_parts import CPU, FILES, demo_plan
 from tests.rank_processes import on_ranks
@@ -46,7 +47,7 @@ class Checked:
         return (q + v).transpose(1, 2).flatten(2)
 
 
-def carried(mesh: Mesh, lengths: tuple[int, ...], chunks: int) -> list[int]:
+def carried(mesh: Mesh, lengths: tuple[int, ...], parts: tuple[int, ...]) -> list[int]:
     """The lengths that came through whole; those with too few rows are refused on every rank."""
     passed = []
     for num_rows in lengths:
@@ -56,7 +57,7 @@ def carried(mesh: Mesh, lengths: tuple[int, ...], chunks: int) -> list[int]:
             continue
         counts = row_shares(num_rows, mesh.rows.size)
         checked, whole = Checked(num_rows, mesh), numbered(num_rows)
-        ulysses = Ulysses(checked, mesh.rows, RowShares(counts), Exchange.wait, chunks)
+        ulysses = Ulysses(checked, mesh.rows, RowShares(counts), Exchange.wait, parts)
         own = whole[ranges(counts)[mesh.rows.rank]]
         got = ulysses(*(x[None].transpose(1, 2) for x in own.unbind(1)))
         assert checked.heads == head_shares(HEADS, mesh.rows.size)[mesh.rows.rank]
@@ -70,12 +71,12 @@ def carried(mesh: Mesh, lengths: tuple[int, ...], chunks: int) -> list[int]:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_row_and_head_comes_through_the_exchange_and_back(ranks: int) -> None:
     want = [num_rows for num_rows in LENGTHS if num_rows >= ranks]
-    assert on_ranks(carried, f"U{ranks}", LENGTHS, 2) == [want] * ranks
+    assert on_ranks(carried, f"U{ranks}", LENGTHS, HALVES) == [want] * ranks
 
 
-@pytest.mark.parametrize("chunks", [1, 5])
-def test_the_exchange_may_be_cut_into_any_number_of_messages(chunks: int) -> None:
-    assert on_ranks(carried, "U6", (6, 67, 1021), chunks) == [[6, 67, 1021]] * 6
+@pytest.mark.parametrize("parts", [(1,), (1, 1, 1, 1)])
+def test_the_exchange_may_be_cut_into_any_number_of_messages(parts: tuple[int, ...]) -> None:
+    assert on_ranks(carried, "U6", (6, 67, 1021), parts) == [[6, 67, 1021]] * 6
 
 
 def test_shares_are_ragged_and_never_padded() -> None:

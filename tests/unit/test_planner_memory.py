@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -41,6 +43,7 @@ from runtime.messages import ModelFiles, Plan, Ref2VARequest
 from runtime.parallel.mesh import Exchange, Group, Mesh
 from runtime.parallel.packed_rows import PackedGather, PackedReturn
 from runtime.parallel.shares import head_shares, row_shares
+from runtime.parallel.turns import EDGES, HALVES
 from runtime.parallel.ulysses import RowShares, Ulysses
 from tests.checkpoint_files import tiny
 from tests.unit.full_size import write_set
@@ -161,9 +164,26 @@ def test_low_memory_takes_under_60_percent_at_the_reference_shape(
 class Far(Group):
     """Ranks that are not there: what they send is of the right size."""
 
-    def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int]) -> Exchange:
+    def exchange(
+        self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int = 0
+    ) -> Exchange:
         """As a group's."""
         return Exchange(sent_N.new_empty(sum(of)), sent_N)
+
+
+class FarWindows(Far):
+    """The same, received in windows that are there before."""
+
+    windows: ClassVar[dict[tuple[int, int], Tensor]] = {}
+
+    def exchange(
+        self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int = 0
+    ) -> Exchange:
+        """As a group's by copy engines."""
+        key = (sum(of), place)
+        if key not in self.windows:
+            self.windows[key] = sent_N.new_empty(sum(of))
+        return Exchange(self.windows[key].view(-1), sent_N)
 
 
 class Native(NVFP4NativeLinear):
@@ -183,10 +203,10 @@ class Native(NVFP4NativeLinear):
         return torch.empty(x.num_rows, self.out_features, dtype=x.dtype, device=META)
 
 
-def of_first_rank(ranks: int, rows: int, gather: str) -> int:
+def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far] = Far) -> int:
     """Bytes that its block holds at once, of `rows` in all."""
     counts = row_shares(rows, ranks)
-    own, group = counts[0], Far(size=ranks, members=object())  # type: ignore[arg-type]
+    own, group = counts[0], far(size=ranks, members=object())  # type: ignore[arg-type]
     block = _block()
     attn, shared = block.attn, RowShares(counts)
     attended = with_own_v(attend, strided_v=False, copy=Tensor.copy_)
@@ -197,20 +217,26 @@ def of_first_rank(ranks: int, rows: int, gather: str) -> int:
         there, back = PackedGather(group, shared), PackedReturn(group, shared)
         assert gather_rows(attn, attended, there, back, Mesh(rows=group))
     else:
-        attn.attend = Ulysses(attended, group, shared, Exchange.wait)
+        parts = EDGES if far is FarWindows else HALVES
+        attn.attend = Ulysses(attended, group, shared, Exchange.wait, parts)
     x = torch.empty(own, 5376, dtype=torch.bfloat16, device=META)
     turned = rows if gather == "packed_nvfp4" else own
     rope = torch.empty(1, turned, 1, 48, 2, 2, dtype=torch.bfloat16, device=META)
     tables = [torch.empty(12, 5376, device=META) for _ in range(6)]
     # the gathered rows are let go before the rest, so attention alone tells whether they are less
     normed = torch.empty_like(x)
-    attention = peak_bytes(lambda: attn(normed, rope), normed, rope, *block.parameters())
+    FarWindows.windows.clear()
+    with torch.inference_mode():
+        attn(normed, rope)
+    there = tuple(FarWindows.windows.values())
+    attention = peak_bytes(lambda: attn(normed, rope), normed, rope, *there, *block.parameters())
     whole = peak_bytes(
         lambda: block(x, tables, [RowSpan(0, own, 0)], rope),
-        *(x, rope, *tables, *block.parameters()),
+        *(x, rope, *tables, *there, *block.parameters()),
     )
     assert attention + normed.nbytes <= whole
-    return whole + x.nbytes + rows * 192 * 2  # the rotation matrices of all rows stay
+    stays = sum(window.nbytes for window in there) + rows * 192 * 2  # rotation of all rows
+    return whole + x.nbytes + stays
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
@@ -222,6 +248,16 @@ def test_ranks_that_share_rows_hold_what_their_blocks_do(
     shared = replace(plan, layout=f"U{ranks}", nvfp4="nvfp4_native", gather=gather)
     counted = of_first_rank(ranks, 20_511, gather)
     assert memory.denoise(parts["dit"], shared, 20_511) == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+def test_windows_stay_beside_what_blocks_hold(
+    full: tuple[Plan, Mapping[str, Part]], ranks: int
+) -> None:
+    plan, parts = full
+    copied = replace(plan, layout=f"U{ranks}", device="cuda", transport="copy_engine")
+    counted = of_first_rank(ranks, 20_511, "heads", FarWindows)
+    assert memory.denoise(parts["dit"], copied, 20_511) == pytest.approx(counted, rel=0.015)
 
 
 def test_gathered_rows_take_less_than_exchanged_heads_and_a_part_of_the_weights(
@@ -483,7 +519,7 @@ def test_layers_are_counted_as_the_encoder_holds_them(format: str, tmp_path: Pat
     )
     held: dict[str, int] = {}
     picture = VisionBlock(frames=torch.rand(1, 64, 64, 3), is_video=False)
-    encoder.encode((1, picture, 2), on_layer=lambda name, x: held.update({name: _bytes(encoder)}))
+    encoder.encode((1, picture, 2), on_layer=lambda name, x: held.update({name: _settled(encoder)}))
     part = classify(read_header(file)).parts[0]
     plan = replace(plan_of(dict.fromkeys(ROLES, file)), text_encoder="layers")
     long = replace(SHAPE, text_rows=10**6, vision_tokens=0)
@@ -493,6 +529,15 @@ def test_layers_are_counted_as_the_encoder_holds_them(format: str, tmp_path: Pat
     assert memory.text_phase(part, plan, long) == two_layers + memory.text_encode(part, long)
     vision = held["vision_0/merged"] + memory.text_encode(part, large)
     assert memory.text_phase(part, plan, large) == vision
+
+
+def _settled(encoder: LayeredTextEncoder) -> int:
+    """Its bytes once the thread that fetches the next layer is done, or stands still."""
+    before = -1
+    while (now := _bytes(encoder)) != before:
+        before = now
+        time.sleep(0.01)
+    return now
 
 
 def _bytes(encoder: LayeredTextEncoder) -> int:
