@@ -143,6 +143,7 @@ def _told(result: Told, id: str, source: str) -> Told:
         "order": result["order"],
         "machine": first["machine"],
         "ratios": _ratios(result),
+        "gpus": result.get("gpus", []),  # each alone
         "subjects": [{k: v for k, v in row.items() if k != "machine"} for row in found],
     }
 

@@ -43,6 +43,7 @@ def sweep(when: str = "2026-11-30T09:00:00Z") -> dict[str, Any]:
     """single, U2 and a TP2 that failed."""
     single, two = summary("single", 2.2, 1, 0.0), summary("U2", 1.25, 2, 0.05)
     two["profile"] = {"seconds": {"communication": 0.19}}
+    two["exposed_seconds"], two["imbalance_seconds"] = spread(0.05), spread(0.03)
     parity = {
         "video": {"equal": False, "relative_l2": 3.1e-3},
         "audio": {"equal": True, "relative_l2": 0.0},
@@ -58,6 +59,10 @@ def sweep(when: str = "2026-11-30T09:00:00Z") -> dict[str, Any]:
             told("single", single, single, {}),
             {**told("U2", two, single, {}), "parity": parity},
             {"layout": "TP2", "ranks": 2, "ok": False, "reason": "TP2: rank 1 ran out of memory"},
+        ],
+        "gpus": [
+            {"gpu": 0, "ok": True, "step_seconds": spread(2.2)},
+            {"gpu": 1, "ok": True, "step_seconds": spread(2.26)},
         ],
     }
 

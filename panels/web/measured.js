@@ -94,6 +94,7 @@ function cells(s) {
     soft(s.speedup === null ? null : s.speedup.toFixed(2) + 'x'),
     soft(share(s.efficiency)),
     soft(communication(s.exposed_communication_seconds, s.exposed_communication_share, step.median)),
+    soft(s.imbalance_seconds === null ? null : exact(s.imbalance_seconds)),
     soft(communication(s.communication_seconds, s.communication_share, step.median)),
     [s.rank_peak_bytes.map((x) => h3.bytes(x)).join(' · '), 'many'],
     soft(parityText(s.parity)),
@@ -101,7 +102,7 @@ function cells(s) {
 }
 
 function table(m) {
-  const head = ['', 'step', 'speed-up', 'efficiency', 'exposed comm.', 'total comm.', 'peak memory per rank', 'parity video / audio'];
+  const head = ['', 'step', 'speed-up', 'efficiency', 'exposed comm.', 'imbalance', 'total comm.', 'peak memory per rank', 'parity video / audio'];
   q('.ms-table thead').replaceChildren(tableHead(head));
   q('.ms-table tbody').replaceChildren(...m.subjects.map((s) => {
     if (s.ok) return tableRow(s.name, cells(s));
@@ -112,7 +113,9 @@ function table(m) {
   const n = good(m).length ? good(m)[0].step_seconds.n : 0;
   h3.write(q('.ms-note'), (n ? 'Medians of ' + plural(n, 'step') + ', order ' + m.order + '. ' : '')
     + (m.kind === 'sweep' ? 'Speed-up, efficiency and parity (relative L2 of the final latents) are against single. ' : '')
-    + 'Exposed communication is what computing did not hide; total is all that was under way between ranks.');
+    + 'Exposed communication is what computing did not hide; total is all that was under way between ranks. '
+    + 'Imbalance is what a rank waits beyond that, for a slower one.'
+    + m.gpus.map((of) => ' Alone, GPU ' + of.gpu + (of.ok ? ' takes ' + exact(of.step_seconds.median) + ' a step.' : ' failed: ' + of.reason + '.')).join(''));
 }
 
 function conditions(m) {

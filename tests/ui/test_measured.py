@@ -52,14 +52,18 @@ def test_the_newest_sweep_is_shown_with_all_its_figures(page: Page, both: tuple[
         "100.0 %",
         "0.00 ms, 0.0 %",
         "–",
+        "–",
         "37.0 GiB",
         "–",
     ]
     assert two[:4] == ["U2", "1.250 s", "1.76x", "88.0 %"]
-    assert two[4:6] == ["50.00 ms, 4.0 %", "0.190 s, 15.2 %"]
-    assert two[6:] == ["34.0 GiB · 34.0 GiB", "3.10e-3 / equal"]
+    assert two[4:7] == ["50.00 ms, 4.0 %", "30.00 ms", "0.190 s, 15.2 %"]
+    assert two[7:] == ["34.0 GiB · 34.0 GiB", "3.10e-3 / equal"]
     assert failed == ["TP2", "failed: TP2: rank 1 ran out of memory"]
     assert "exposed communication" in names(page)
+    assert page.text(".ms-note").endswith(
+        "Alone, GPU 0 takes 2.200 s a step. Alone, GPU 1 takes 2.260 s a step."
+    )
     assert "20,094 packed rows" in page.text(".ms-shape")
     assert "torch" in page.js("return document.querySelector('.ms-conditions').textContent")
 
@@ -69,6 +73,7 @@ def test_a_bench_tells_how_much_longer_the_second_takes(page: Page, both: tuple[
     assert page.text(".ms-ratio").startswith("A step of b takes 1.500 times as long as one of a")
     assert "scaling efficiency" not in names(page)
     assert [row[0] for row in rows(page)] == ["a", "b"]
+    assert "Alone" not in page.text(".ms-note")
 
 
 def test_a_bench_of_ltx_tells_its_stages_apart(console: Server, page: Page) -> None:
