@@ -48,7 +48,7 @@ function plotOf(m) {
   const rows = good(m), x = rows.map((s) => s.name);
   const parts = PARTS.filter((name) => rows.every((s) => s.parts[name]));
   const traces = (parts.length ? parts : ['whole step']).map((name) => ({
-    type: 'bar', name: name === 'communication' ? 'exposed communication' : name, x,
+    type: 'bar', name: name === 'communication' ? 'waiting for other ranks' : name, x,
     y: rows.map((s) => (parts.length ? s.parts[name] : s.step_seconds).median),
     marker: { color: h3.palette()[parts.length ? PARTS.indexOf(name) : 2] }, hovertemplate: name + ', %{x}: %{y:.4f} s<extra></extra>',
   }));

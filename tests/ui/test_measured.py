@@ -60,7 +60,7 @@ def test_the_newest_sweep_is_shown_with_all_its_figures(page: Page, both: tuple[
     assert two[4:7] == ["50.00 ms, 4.0 %", "30.00 ms", "0.190 s, 15.2 %"]
     assert two[7:] == ["34.0 GiB · 34.0 GiB", "3.10e-3 / equal"]
     assert failed == ["TP2", "failed: TP2: rank 1 ran out of memory"]
-    assert "exposed communication" in names(page)
+    assert "waiting for other ranks" in names(page)
     assert page.text(".ms-note").endswith(
         "Alone, GPU 0 takes 2.200 s a step. Alone, GPU 1 takes 2.260 s a step."
     )

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# There, on a pair (kind nvidia-h200-x2): what several GPUs have to show, on full-size random weights.
+# Usage: pair.sh CASE...; one call ends after ten minutes, so name a few (seconds on a pair in brackets):
+#   tests (150)              every test of two GPUs
+#   exchange (60)            an exchange and attention alone and at once, by NCCL's number of channels
+#   ATTENTION-OVERLAP-TRANSPORT (90 to 140), as sdpa_cudnn-off-collective or fa4-off-copy_engine:
+#                            `launch.py sweep --layouts U2`, STEPS steps (6), more options in SWEEP
+# Here, before: `PAIR=1 tests/gpu/h200/carry.sh`, then one `run` per part with take.sh. Results to
+# $OUT/sweeps.jsonl. An environment variable of a call (TORCH_NCCL_HIGH_PRIORITY=1) holds for all its cases.
+set -uo pipefail
+source tests/gpu/h200/env.sh
+out="${OUT:-/tmp/h3-out}"; mkdir -p "$out" /tmp/h3-plans
+nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
+
+sweep() { # sweep CASE
+  local attention overlap transport plan="/tmp/h3-plans/$1.toml"
+  IFS=- read -r attention overlap transport <<< "$1"
+  cat > "$plan" <<T
+device = "cuda"
+dtype = "bf16"
+attention = "$attention"
+elementwise = "triton"
+vae_attention = "sdpa_cudnn"
+video_vae_dtype = "fp16"
+vae_tiles = 5
+text_encoder = "stream"
+overlap = "$overlap"
+transport = "$transport"
+[models]
+dit = "random"
+text_encoder = "random"
+video_vae = "random"
+audio_vae = "random"
+T
+  # shellcheck disable=SC2086  # SWEEP is a list of options
+  python3 launch.py sweep --plan "$plan" --layouts U2 --text-rows 300 --random-weights pruned_bf16 \
+    --rounds 1 --steps "${STEPS:-6}" ${SWEEP---no-decode} --record-to "$out/sweeps.jsonl" \
+    > "$out/$1.txt" 2> "$out/$1.err"
+  echo "rc $?"; grep -v '^{' "$out/$1.txt" || tail -n 3 "$out/$1.err"
+}
+
+for name in "$@"; do
+  began=$SECONDS; echo "== $name"
+  case "$name" in
+    tests) python3 -m pytest -q -rs -m multi_gpu tests/gpu/test_parallel_gpu.py tests/gpu/test_guidance_gpu.py \
+      > "$out/tests.txt" 2>&1; echo "rc $?"; tail -n 15 "$out/tests.txt" ;;
+    exchange) python3 -m tests.gpu.exchange_times
+      for channels in 8 16 32; do NCCL_MAX_P2P_NCHANNELS=$channels python3 -m tests.gpu.exchange_times; done ;;
+    *) sweep "$name" ;;
+  esac
+  echo "$((SECONDS - began)) s"
+done
