@@ -58,10 +58,18 @@ class OneRequest:
         return self._commands.pop(0)
 
     def send(self, said: Event | Beat | Idle, /) -> None:
-        """To stdout; a rank that failed ends at once, as the others wait for it in an exchange."""
+        """To stdout; a rank that failed ends at once, as the others wait for it in an exchange.
+
+        So does one whose stdout nobody reads any more: the worker would take it for the end of a
+        console, and end well.
+        """
         if isinstance(said, Beat | Idle):
             return
-        print(json.dumps({type(said).__name__: asdict(said)}, default=str), flush=True)
+        try:
+            print(json.dumps({type(said).__name__: asdict(said)}, default=str), flush=True)
+        except OSError as error:
+            print(f"rank {self._rank}: nobody reads stdout ({error})", file=sys.stderr, flush=True)
+            os._exit(1)
         if isinstance(said, Failure):
             print(f"rank {self._rank}: {said.reason}", file=sys.stderr, flush=True)
             os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_a_closed_stdout_leaves_the_status(files: list[str]) -> None:
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     done = subprocess.run(closed, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "start it with torchrun" in done.stderr
+
+
+def test_a_reader_of_stdout_that_leaves_ends_the_run(files: list[str], tmp_path: Path) -> None:
+    """As in `torchrun ... | head -1`."""
+    (tmp_path / "plan.toml").write_text(dump_plan(demo_plan(threads=1)))
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # of torchrun; nobody meets here
+    started = subprocess.Popen(
+        [sys.executable, "-m", "runtime.rank", *files],
+        cwd=ROOT,
+        env={**os.environ, **place},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert started.stdout is not None and started.stderr is not None
+    started.stdout.readline()
+    started.stdout.close()
+    said = started.stderr.read().decode()
+    assert started.wait(60) == 1, said
+    assert "rank 0: nobody reads stdout" in said
 
 
 def test_a_layout_for_a_negative_side_that_is_none_starts_nothing(
