@@ -214,11 +214,11 @@ def gpu_summary(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not told:
         return {"reason": samples[0].get("reason", "no sample") if samples else "no sample"}
     counted = [one["nvlink_bytes"] for one in told if "nvlink_bytes" in one]
-    links = {"nvlink_bytes": [_median(of_gpu) for of_gpu in zip(*counted, strict=True)]}
+    links = {"nvlink_bytes": [_median(of_gpu) for of_gpu in zip(*counted, strict=False)]}
     return {
         **(links if counted else {}),
         "each": [
-            {name: statistics.median(of_gpu[name]) for name in of_gpu}
+            {name: statistics.median(known) if known else None for name, known in of_gpu.items()}
             for of_gpu in _each([one["each"] for one in told])
         ],
         "power_watts": spread(w for one in told for w in one["power_watts"]),
@@ -229,10 +229,10 @@ def gpu_summary(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _each(of_turns: Sequence[Sequence[Mapping[str, list[float]]]]) -> list[dict[str, list[float]]]:
-    """Of each GPU the samples of all turns."""
+    """Of each GPU that was there in all turns its samples of all."""
     return [
         {name: [x for turn in of_gpu for x in turn[name]] for name in of_gpu[0]}
-        for of_gpu in zip(*of_turns, strict=True)
+        for of_gpu in zip(*of_turns, strict=False)
     ]
 
 

@@ -113,5 +113,5 @@ def _only_gpu(gpu: int) -> dict[str, str]:
     """What makes that GPU the only one of a process."""
     if gpu == 0:
         return {}
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return {"CUDA_VISIBLE_DEVICES": seen[gpu] if len(seen) > gpu else str(gpu)}

@@ -56,7 +56,7 @@ def moved(
 def told(samples: Sequence[Sample], reason: str) -> dict[str, Any]:
     """Lists of W, MHz and °C of the first GPU, and why it was throttled; or {"reason"}.
 
-    each: W and MHz of every GPU that tells both.
+    each: W and MHz of every GPU in its place, empty where it does not tell them.
     """
     gpus = [sample["gpus"][0] for sample in samples if sample["gpus"]]
     power = [gpu["power"] for gpu in gpus if gpu["power"] is not None]
@@ -75,12 +75,12 @@ def told(samples: Sequence[Sample], reason: str) -> dict[str, Any]:
 
 
 def _each(samples: Sequence[Sample]) -> list[dict[str, list[float]]]:
-    found = []
-    for of_gpu in zip(*(sample["gpus"] for sample in samples if sample["gpus"]), strict=True):
-        lists = {
+    # a GPU that is found late comes after those that were there
+    of_each = zip(*(sample["gpus"] for sample in samples if sample["gpus"]), strict=False)
+    return [
+        {
             name: [one[key] for one in of_gpu if one[key] is not None]
             for name, key in (("power_watts", "power"), ("sm_clock_mhz", "sm_clock"))
         }
-        if all(lists.values()):
-            found.append(lists)
-    return found
+        for of_gpu in of_each
+    ]

@@ -34,6 +34,7 @@ _MLP_WIDTHS = {"int8_convrot": 5.5, "fp8_native": 4.5}
 LOW_GROUP_ROWS = 4096  # of an MLP with memory = low
 _TILE = 128  # features of an MLP that stay together
 _ROPE = 192  # rotation matrices of a row: 48 pairs of 2 x 2
+_PACKED_VALUE = 9 / 16  # bytes of an NVFP4 value with its share of a scale
 _TIMES = 4  # distinct times of a step: text, conditions, target video, target audio
 _KEPT_TABLES = 2 << 30  # KEPT_BYTES of runtime/h3/modulation.py
 _VISION_BYTES = 64_000  # per patch of 16 x 16 pixels, fp32 (width 1152, ffn 4304)
@@ -144,6 +145,11 @@ def phases(
             name: more + buffers + (0 if name == "denoise" else pool)
             for name, more in added.items()
         }
+    if lasting := windows(dit, plan, shape.rows):  # these stay too, of both sides
+        sides = _sides(plan, request)
+        added = {
+            name: more + lasting * (sides - (name == "denoise")) for name, more in added.items()
+        }
     # The tables outlive their request: the next one encodes beside them.
     base_later = base + tables(dit, plan, request)
     later = (Phase(name=name, bytes=base_later + more) for name, more in added.items())
@@ -203,7 +209,7 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
       What travels, 9/16 byte a value as sent, received and laid anew (runtime/parallel/
       packed_rows.py), is less: S h d after it; S hidden before it, which on seven and eight ranks
       is more than that, and less than the MLP.
-    - transport copy_engine: what is received of heads lies in windows that stay, 3 S h d + R H d.
+    - transport copy_engine: what is received lies in `windows`, which stay.
     - no rows shared: the same, of R and H.
     """
     layout = Layout.parse(plan.layout)
@@ -211,15 +217,32 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     most = _most_of(dit, plan)
     own = -(-rows // layout.ulysses)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
-    exchange, windows = 8 * held + 4 * here, 0.0
+    exchange, lasting = 8 * held + 4 * here, windows(dit, plan, rows) / _ITEM[plan.dtype]
     if layout.ulysses == 1 or plan.gather == "packed_nvfp4":
         exchange = 5 * here
-    elif plan.transport == "copy_engine":
-        windows = 3 * here + held
-        exchange -= windows
+    else:
+        exchange -= lasting
     mlp = own * widths * dit.dims["ffn"] * most["mlp"]
     embedded = rows * hidden  # before the first block, of all rows
-    return windows + max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)
+    return lasting + max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)
+
+
+def windows(dit: Part, plan: Plan, rows: int) -> int:
+    """Bytes of what a rank receives by copy engines of one side of a request.
+
+    3 S h d of QKV and R H d of the output; 9/16 byte a value of packed rows, S hidden and R H d.
+    The other side's rows have windows of their own, and so have earlier requests', which are not
+    counted: sixteen windows stay at most, the ones that were used last.
+    """
+    layout = Layout.parse(plan.layout)
+    if layout.ulysses == 1 or plan.transport != "copy_engine":
+        return 0
+    hidden, inner = dit.dims["hidden"], dit.dims["heads"] * dit.dims["head dim"]
+    most, own = _most_of(dit, plan), -(-rows // layout.ulysses)
+    here, held = rows * inner * most["here"], own * inner * most["attn"]
+    if plan.gather == "packed_nvfp4":
+        return int(_PACKED_VALUE * (rows * hidden + held))
+    return int(_ITEM[plan.dtype] * (3 * here + held))
 
 
 def _low(dit: Part, plan: Plan, rows: int, used: Collection[str], widths: float) -> float:

@@ -42,11 +42,12 @@ class Gpus:
         return [gpu.totals for gpu in self._gpus]
 
     def read_at(self, bus: str) -> float:
-        """Since when the counters of that bus are known of every GPU that has it; inf without one.
+        """Since when the counters of that bus are known of every GPU that has any; inf without one.
 
         In monotonic seconds; -inf before the first reading.
         """
-        has = [gpu for gpu in self._gpus if not gpu.lost and (bus != "nvlink" or gpu.facts.nvlinks)]
+        alive = [gpu for gpu in self._gpus if not gpu.lost and gpu.counts(bus)]
+        has = [gpu for gpu in alive if bus != "nvlink" or gpu.facts.nvlinks]
         return min((gpu.read_at(bus) for gpu in has), default=math.inf)
 
     @property

@@ -91,6 +91,11 @@ class Gpu:
         """When that group was read last, in monotonic seconds; -inf before that."""
         return self._read.get(group, -math.inf)
 
+    def counts(self, bus: str) -> bool:
+        """It has counters of this bus, or PCIe rates without; as far as is known yet."""
+        counted = not self._unsupported.issuperset(_BUSES[bus][0])
+        return counted or (bus == "pcie" and not self._now["unified"])
+
     def go_on_from(self, earlier: Gpu) -> None:
         """The same GPU under an earlier handle: its numbers continue without a gap."""
         self._unsupported, self._counters = earlier._unsupported, earlier._counters
@@ -116,7 +121,7 @@ class Gpu:
         if "energy" not in self._unsupported:
             wanted["energy"] = _ENERGY_SECONDS
         still = _STILL_BUSY_SECONDS if busy else _STILL_SECONDS
-        for bus in filter(self._counts, _BUSES):
+        for bus in filter(self.counts, _BUSES):
             wanted[bus] = max(tick, still) if bus in self._twice and not self._moves(bus) else tick
         if links and self.facts.nvlinks:
             wanted["links"] = _LINKS_SECONDS / -(-self.facts.nvlinks // _LINKS_AT_ONCE)
@@ -142,7 +147,7 @@ class Gpu:
                 raise
             self.lose()
             return
-        if group in _BUSES and group not in self._read and self._counts(group):
+        if group in _BUSES and group not in self._read and self.counts(group):
             self._read[group] = -math.inf
         elif group != "links":
             self._read[group] = now
@@ -157,11 +162,6 @@ class Gpu:
         if sample["unified"]:
             sample["mem_used"], sample["mem_total"] = ram_used, ram_total
         return sample
-
-    def _counts(self, bus: str) -> bool:
-        """It has counters of this bus, or PCIe rates without; as far as is known yet."""
-        counted = not self._unsupported.issuperset(_BUSES[bus][0])
-        return counted or (bus == "pcie" and not self._now["unified"])
 
     def _moves(self, bus: str) -> bool:
         rates = dict(self._now)

@@ -169,7 +169,8 @@ def gpu_lines(layouts: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, 
             for layout in layouts
             if layout["ok"] and one["gpu"] < layout["ranks"] and layout["layout"] != SINGLE
         ]
-        found.append(f"single on GPU {one['gpu']}: {alone:.4f} s; {', '.join(ratios)}")
+        said = (f"single on GPU {one['gpu']}: {alone:.4f} s", ", ".join(ratios))
+        found.append("; ".join(filter(None, said)))
     return found
 
 

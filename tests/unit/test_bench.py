@@ -105,6 +105,21 @@ def test_power_and_clocks_are_those_of_the_samples_in_the_turn() -> None:
     assert (found["sm_clock_mhz"]["min"], found["throttled"]) == (1800, ["power cap"])
 
 
+def test_a_gpu_that_is_lost_or_found_between_turns_ends_no_benchmark() -> None:
+    def of(*power: float | None) -> dict[str, Any]:
+        return {"gpus": [gpu for watts in power for gpu in sample(watts)["gpus"]]}
+
+    first = bench_watch.told([of(500.0, 90.0, 80.0)], "")  # type: ignore[list-item]
+    lost = bench_watch.told([of(600.0, None, 70.0)], "")  # type: ignore[list-item]
+    assert [gpu["power_watts"] for gpu in lost["each"]] == [[600], [], [70]]
+    assert bench.gpu_summary([lost])["each"][1]["power_watts"] is None
+    found = bench.gpu_summary([first, lost])["each"]
+    assert [gpu["power_watts"] for gpu in found] == [550, 90, 75]
+    more = bench_watch.told([of(400.0), of(500.0, 1.0)], "")  # type: ignore[list-item]
+    assert [gpu["power_watts"] for gpu in more["each"]] == [[400, 500]]
+    assert len(bench.gpu_summary([first, more])["each"]) == 1
+
+
 def test_bytes_over_nvlink_are_the_difference_of_two_readings() -> None:
     before = [{"nvlink_tx": 10, "nvlink_rx": 20}, {"nvlink_tx": 1, "nvlink_rx": 2}]
     after = [{"nvlink_tx": 15, "nvlink_rx": 26}, {"nvlink_tx": 3, "nvlink_rx": 2}]

@@ -260,6 +260,28 @@ def test_windows_stay_beside_what_blocks_hold(
     assert memory.denoise(parts["dit"], copied, 20_511) == pytest.approx(counted, rel=0.015)
 
 
+def test_windows_of_both_sides_stay_while_other_stages_run(
+    full: tuple[Plan, Mapping[str, Part]],
+) -> None:
+    plan, parts = full
+    plan = replace(plan, layout="U2", device="cuda")
+    copied = replace(plan, transport="copy_engine")
+    once = memory.windows(parts["dit"], copied, SHAPE.rows)
+    assert memory.windows(parts["dit"], plan, SHAPE.rows) == 0 < once
+    for cfg, sides in ((1.0, 1), (5.0, 2)):
+        asked = replace(REQUEST, cfg=cfg)
+        before, after = (
+            {phase.name: phase.bytes for phase in memory.phases(parts, one, asked, SHAPE)}
+            for one in (plan, copied)
+        )
+        for name in ("text encode", "video VAE decode"):
+            assert after[name] - before[name] == sides * once
+        windows = memory.denoise(parts["dit"], copied, SHAPE.rows) + (sides - 1) * once
+        own = memory.denoise(parts["dit"], plan, SHAPE.rows)
+        assert after["denoise"] - before["denoise"] == windows - own
+        assert after["weights"] == before["weights"]
+
+
 def test_gathered_rows_take_less_than_exchanged_heads_and_a_part_of_the_weights(
     full: tuple[Plan, Mapping[str, Part]],
 ) -> None:

@@ -109,6 +109,7 @@ def test_each_gpu_alone_stands_under_the_table() -> None:
         "single on GPU 1: 2.1000 s; U2 2.100x",
         "single on GPU 2 failed: no room",
     ]
+    assert sweep.gpu_lines(layouts[:1], gpus[:1]) == ["single on GPU 0: 2.0000 s"]
 
 
 def test_each_gpu_is_a_start_of_single_with_that_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +119,8 @@ def test_each_gpu_is_a_start_of_single_with_that_gpu_alone(monkeypatch: pytest.M
     assert command._order(["single", "U4"], each_gpu=False) == [("single", 0), ("U4", 0)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert bench_child._only_gpu(1) == {"CUDA_VISIBLE_DEVICES": "5"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-ab, GPU-cd")
+    assert bench_child._only_gpu(1) == {"CUDA_VISIBLE_DEVICES": "GPU-cd"}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert bench_child._only_gpu(1) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert bench_child._only_gpu(0) == {}

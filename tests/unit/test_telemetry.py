@@ -385,8 +385,15 @@ def test_the_bytes_of_a_turn_are_not_those_of_the_warm_up_before_it() -> None:
     assert [one["sent"] for one in found["nvlink_bytes"]] == [500 * 1024, 0]
 
 
-def test_totals_without_nvlink_are_not_waited_for() -> None:
-    with Telemetry(Hub(), nvml=FakeNvml([FakeGpu(index=0, links=0)]), environment={}) as watched:
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        FakeGpu(index=0, links=0),
+        FakeGpu(index=0, unsupported={"field 138", "field 139"}),  # links that are not counted
+    ],
+)
+def test_totals_without_nvlink_are_not_waited_for(gpu: FakeGpu) -> None:
+    with Telemetry(Hub(), nvml=FakeNvml([gpu]), environment={}) as watched:
         until(watched.latest)
         began = time.monotonic()
         watched.totals_now()
