@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="of a turn (2 without --request)")
     parser.add_argument("--no-decode", action="store_true", help="sampling alone")
     parser.add_argument(
-        "--each-gpu", action="store_true", help="single on every GPU: cards of one name differ"
+        "--each-gpu", action="store_true", help="single on each GPU of the layouts: cards differ"
     )
     parser.add_argument("--record-to", metavar="FILE", help="add the result to this file")
     add_store(parser)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         layouts, gpus = _measured(args, plan, request, order, Path(folder))
     result = {
         "sweep": _SCHEMA,
-        "ok": all(one["ok"] for one in layouts),
+        "ok": all(one["ok"] for one in (*layouts, *gpus)),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "plan": plain(plan),
         "request": plain(request),

@@ -11,6 +11,7 @@ that share memory (tests/unit/test_parallel_copies.py).
 from __future__ import annotations
 
 import functools
+import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ NAME = "transport copy_engine"
 # Of one evaluation: there and back for three messages, and what is predicted. Two sides of a
 # request have rows of their own.
 MOST_WINDOWS = 16
+# Nothing here writes to all at once, and a fault of NVLink multicast outlives the program.
+_NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 class Window(Protocol):
@@ -114,6 +117,7 @@ class SymmetricWindow:
     def __init__(self, members: dist.ProcessGroup, device: torch.device, num_bytes: int) -> None:
         from torch.distributed import _symmetric_memory as symmetric
 
+        os.environ.setdefault(_NO_MULTICAST, "1")  # read when the first window is mapped
         self._own = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
         self._handle: Any = symmetric.rendezvous(self._own, members)
 
