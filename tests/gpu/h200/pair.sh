@@ -2,7 +2,7 @@
 # There, on a pair (kind nvidia-h200-x2): what several GPUs have to show, on full-size random weights.
 # Usage: pair.sh CASE...; one call ends after ten minutes, so name a few (seconds on a pair in brackets):
 #   tests (150)              every test of two GPUs
-#   exchange (60)            an exchange and attention alone and at once, by NCCL's number of channels
+#   exchange (40)            an exchange and attention alone and at once; NCCL with high priority too
 #   ATTENTION-OVERLAP-TRANSPORT (90 to 140), as sdpa_cudnn-off-collective or fa4-off-copy_engine:
 #                            `launch.py sweep --layouts U2`, STEPS steps (6), more options in SWEEP
 # Here, before: `PAIR=1 tests/gpu/h200/carry.sh`, then one `run` per part with take.sh. Results to
@@ -45,7 +45,7 @@ for name in "$@"; do
     tests) python3 -m pytest -q -rs -m multi_gpu tests/gpu/test_parallel_gpu.py tests/gpu/test_guidance_gpu.py \
       > "$out/tests.txt" 2>&1; echo "rc $?"; tail -n 15 "$out/tests.txt" ;;
     exchange) python3 -m tests.gpu.exchange_times
-      for channels in 8 16 32; do NCCL_MAX_P2P_NCHANNELS=$channels python3 -m tests.gpu.exchange_times; done ;;
+      TORCH_NCCL_HIGH_PRIORITY=1 python3 -m tests.gpu.exchange_times ;;
     *) sweep "$name" ;;
   esac
   echo "$((SECONDS - began)) s"
