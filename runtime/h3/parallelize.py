@@ -96,10 +96,21 @@ class OwnRows:
             torch.cat(parts[1::2]).view(-1, audio.shape[1]),
         )
 
+    @property
+    def window_bytes(self) -> int:
+        """Of what is received by copies."""
+        return 0 if self._group.copies is None else self._group.copies.num_bytes
+
     def _own(self, num_rows: int) -> slice:
         counts = row_shares(num_rows, self._group.size)
         self._shared.counts = counts
         return ranges(counts)[self._group.rank]
+
+
+def window_bytes(model: H3Model) -> int:
+    """Device memory beside torch's allocator that the exchanges of its rows hold."""
+    own = getattr(model.embed, "__self__", None)
+    return own.window_bytes if isinstance(own, OwnRows) else 0
 
 
 def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> None:

@@ -39,6 +39,7 @@ from runtime.h3.graphed import pool_bytes
 from runtime.h3.linears import routes as linear_routes
 from runtime.h3.load import DTYPES, attention_options, exchanges, load_denoiser
 from runtime.h3.packing import LATENTS, TargetShape, target_of
+from runtime.h3.parallelize import window_bytes
 from runtime.h3.preview import Previews
 from runtime.h3.references import ReferenceMedia, encoding_notes, to_canvas
 from runtime.h3.rows import check_rows
@@ -538,7 +539,7 @@ class Pipeline:
         Graphs: the pool that replays use is added, so a request that captures counts it twice.
         """
         if self.device.type == "cuda":
-            return clock.peak_bytes() + pool_bytes(self.model)
+            return clock.peak_bytes() + pool_bytes(self.model) + window_bytes(self.model)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _resolve(self) -> dict[str, str]:

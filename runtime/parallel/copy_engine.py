@@ -48,6 +48,7 @@ class Route(NamedTuple):
     """Where a message goes, in bytes."""
 
     window: Window
+    num_bytes: int  # of the window
     starts: tuple[int, ...]  # in each member's window: of what comes from this rank
 
 
@@ -80,11 +81,16 @@ class CopyEngine:
         self._agree, self._open, self._settled = agree, open, settled
         self._routes: OrderedDict[tuple[Ends, int], Route] = OrderedDict()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of this member's windows; symmetric memory is not of torch's allocator."""
+        return sum(route.num_bytes for route in self._routes.values())
+
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
         """As mesh.Group.exchange, in the current stream."""
         item = sent_N.itemsize
         ends = Ends(tuple(n * item for n in to), tuple(n * item for n in of))
-        window, starts = self._route(ends, place)
+        window, _, starts = self._route(ends, place)
         pieces = sent_N.view(torch.uint8).split(ends.to)
         window.meet()  # whoever reads what the last exchange left has read it
         for distance in range(self._size):  # each member from another, itself last
@@ -105,7 +111,8 @@ class CopyEngine:
             if len(self._routes) == MOST_WINDOWS:
                 self._settled()
                 self._routes.popitem(last=False)
-            found = Route(self._open(max(sum(one.of) for one in every)), tuple(starts))
+            num_bytes = max(sum(one.of) for one in every)
+            found = Route(self._open(num_bytes), num_bytes, tuple(starts))
             self._routes[ends, place] = found
         self._routes.move_to_end((ends, place))
         return found

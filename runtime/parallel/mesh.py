@@ -43,6 +43,10 @@ def line(device: torch.device) -> torch.cuda.Stream:
 class Copies(Protocol):
     """Another way than the backend's collectives; runtime/parallel/copy_engine.py."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of this rank's memory, held between exchanges; not of torch's allocator."""
+
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
         """As Group.exchange, in the current stream."""
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.h3.load import exchanges
+from runtime.h3.parallelize import window_bytes
 from runtime.kernels.unavailable import Unavailable
 from runtime.layouts import Layout
 from runtime.messages import Plan
@@ -76,13 +77,14 @@ class Mapped:
 
 
 class Opened:
-    """Windows, and how many there have been."""
+    """Windows, how many there have been, and their bytes."""
 
     def __init__(self, folder: Path, group: Group) -> None:
-        self._folder, self._group, self.count = folder, group, 0
+        self._folder, self._group, self.count, self.num_bytes = folder, group, 0, 0
 
     def __call__(self, num_bytes: int) -> Mapped:
         self.count += 1
+        self.num_bytes += num_bytes
         return Mapped(self._folder, self.count, self._group, num_bytes)
 
 
@@ -123,8 +125,10 @@ def compared(mesh: Mesh, folder: str, cases: dict[str, Case]) -> dict[str, bool]
     for name, case in cases.items():
         want = sampled(model_of(case, mesh), case)
         windows, opened = copied(mesh, f"{folder}/{name}")
-        got = sampled(model_of(case, windows), case)
-        assert 0 < opened.count <= MOST_WINDOWS
+        model = model_of(case, windows)
+        assert window_bytes(model) == 0
+        got = sampled(model, case)
+        assert 0 < opened.count <= MOST_WINDOWS and window_bytes(model) == opened.num_bytes
         found[name] = got.keys() == want.keys() and all(torch.equal(got[k], want[k]) for k in want)
     return found
 
