@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from app.timing import KERNELS
+
 Told = Mapping[str, Any]  # what one turn told: runtime.bench.base.Turn as JSON
 
 _DECODES = ("video VAE decode", "audio VAE decode")
-_COMPUTING, _WAITING = ("attention", "GEMM", "other"), "communication"  # parts of a step
+_WAITING = "communication"  # of KERNELS
 Watch = Callable[[], AbstractContextManager[Callable[[], dict[str, Any]]]]
 
 
@@ -140,7 +142,7 @@ def _of_ranks(turns: Sequence[Told]) -> dict[str, Any]:
     parts = [turn["rank_parts"] for turn in turns if turn.get("rank_parts")]
     if len(parts) < len(turns) or not all(_WAITING in one for ranks in parts for one in ranks):
         return {}
-    computing = [name for name in _COMPUTING if name in parts[0][0]]
+    computing = [name for name in KERNELS if name != _WAITING]
     ranks = [
         {
             "computing_seconds": spread(

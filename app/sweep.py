@@ -131,7 +131,8 @@ def lines(layouts: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [(*head, *more)]
     for one in layouts:
         if not one["ok"]:
-            rows.append((one["layout"], f"failed: {one['reason']}", *[""] * 10))
+            blank = [""] * (len(rows[0]) - 2)
+            rows.append((one["layout"], f"failed: {one['reason']}", *blank))
             continue
         peaks = [f"{count / _GIB:.2f}" for count in one["rank_peak_bytes"]]
         rows.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -72,7 +73,7 @@ def load_denoiser(
     if meter is not None:
         mesh = mesh.timed_by(meter.transfer)
     if copies(plan, mesh):
-        mesh = mesh.copied(by_copy_engine(mesh.rows, device))
+        mesh = replace(mesh, rows=by_copy_engine(mesh.rows, device))
     cfg = H3Config.from_checkpoint(checkpoint)
     check_heads(Layout(tensor=mesh.weights.size, ulysses=mesh.rows.size), cfg.num_heads)
     later = offloaded_names(checkpoint, cfg) if plan.adaln == "offloaded" else frozenset()

@@ -115,16 +115,10 @@ class Group:
     def _copied(
         self, copies: Copies, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int
     ) -> Exchange:
+        send = functools.partial(copies.exchange, sent_N, to, of, place)
         if sent_N.device.type != "cuda":  # of tests
-            return Exchange(copies.exchange(sent_N, to, of, place), sent_N)
-        stream = line(sent_N.device)
-        stream.wait_stream(torch.cuda.current_stream(sent_N.device))
-        with torch.cuda.stream(stream):
-            ended = self.timed()
-            received = copies.exchange(sent_N, to, of, place)
-            ended()
-            done = stream.record_event()
-        return Exchange(received, sent_N, done=done)
+            return Exchange(send(), sent_N)
+        return self._on_line(send, sent_N)
 
     def gather(self, own_N: Tensor, of: Sequence[int]) -> Exchange:
         """Every member's vector, of[i] values of member i, on every member."""
@@ -148,17 +142,25 @@ class Group:
         return self._begun(start, x, x).wait()
 
     def _begun(self, start: Callable[[], dist.Work], received: Tensor, sent: Tensor) -> Exchange:
-        """On a GPU the transfer starts once the current stream is here, and the line is free."""
         if sent.device.type != "cuda":
             ended = self.timed()
             work = start()
             work.get_future().add_done_callback(lambda _: ended())
             return Exchange(received, sent, work=work, ended=ended)
+
+        def send() -> Tensor:
+            start().wait()  # it runs on a stream of NCCL's, which the line waits for
+            return received
+
+        return self._on_line(send, sent)
+
+    def _on_line(self, send: Callable[[], Tensor], sent: Tensor) -> Exchange:
+        """What `send` returns, sent once the current stream of a GPU is here and the line free."""
         stream = line(sent.device)
         stream.wait_stream(torch.cuda.current_stream(sent.device))
         with torch.cuda.stream(stream):
             ended = self.timed()
-            start().wait()  # it runs on a stream of NCCL's, which this one waits for
+            received = send()
             ended()
             done = stream.record_event()
         return Exchange(received, sent, done=done)
@@ -182,10 +184,6 @@ class Mesh:
         """The same groups, which tell of their transfers."""
         groups = {f.name: replace(getattr(self, f.name), timed=timed) for f in fields(self)}
         return replace(self, **groups)
-
-    def copied(self, rows: Group) -> Mesh:
-        """The same groups, but for that which shares rows."""
-        return replace(self, rows=rows)
 
     @property
     def backend(self) -> str:

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch import Tensor
 
 from runtime.kernels.attention import load_attention
 from runtime.kernels.attention.base import AttentionOptions
 from runtime.kernels.unavailable import Unavailable
-from runtime.layouts import Layout
-from runtime.parallel.copy_engine import by_copy_engine
-from runtime.parallel.mesh import Group, mesh_of
+from runtime.parallel.mesh import Exchange, Mesh
 from runtime.parallel.shares import row_shares
+from tests.gpu.test_parallel_gpu import TRANSPORTS, by, on_gpus
 
 ROWS, HEADS, WIDTH = 20_094, 18, 128
 TIMES = 20
+GIVEN = ("NCCL_MAX_P2P_NCHANNELS", "TORCH_NCCL_HIGH_PRIORITY")  # told where they are set
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -42,29 +39,30 @@ def milliseconds(call: Callable[[], object]) -> float:
     return start.elapsed_time(end) / TIMES
 
 
-def measured(group: Group) -> dict[str, float]:
-    """Of one way to exchange; attention last again, as the chip is warm by then."""
+def measured(mesh: Mesh, transport: str) -> dict[str, float] | str:
+    """Of one transport, or why it is none; attention last again, as the chip is warm by then."""
+    try:
+        group = by(transport, mesh).rows
+    except Unavailable as missing:
+        return str(missing)
     counts = row_shares(ROWS, group.size)
     of_a_row = 3 * HEADS * WIDTH
-    own = counts[group.rank] * of_a_row
+    own, sizes = counts[group.rank] * of_a_row, [count * of_a_row for count in counts]
     sent = torch.randn(group.size * own, device="cuda").bfloat16()
     q, k, v = (torch.randn(1, HEADS, ROWS, WIDTH, device="cuda").bfloat16() for _ in range(3))
-    device = torch.device("cuda", torch.cuda.current_device())
     attend = load_attention(
-        "sdpa_cudnn", device, torch.bfloat16, AttentionOptions(), head_dim=WIDTH
+        "sdpa_cudnn", q.device, torch.bfloat16, AttentionOptions(), head_dim=WIDTH
     )
 
-    def exchange() -> Tensor:
-        sizes = [count * of_a_row for count in counts]
-        return group.exchange(sent, [own] * group.size, sizes).wait()
+    def exchange() -> Exchange:
+        return group.exchange(sent, [own] * group.size, sizes)
 
     def both() -> None:
-        sizes = [count * of_a_row for count in counts]
-        under_way = group.exchange(sent, [own] * group.size, sizes)
+        under_way = exchange()
         attend(q, k, v)
         under_way.wait()
 
-    alone = milliseconds(exchange)
+    alone = milliseconds(lambda: exchange().wait())
     milliseconds(lambda: attend(q, k, v))
     return {
         "exchange_ms": alone,
@@ -74,33 +72,11 @@ def measured(group: Group) -> dict[str, float]:
     }
 
 
-def rank_of(rank: int, store: str) -> None:
-    """One rank; rank 0 prints."""
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=2,
-        device_id=torch.device("cuda", rank),
-    )
-    rows = mesh_of(Layout.parse("U2")).rows
-    told: dict[str, object] = {"collective": measured(rows)}
-    try:
-        told["copy_engine"] = measured(by_copy_engine(rows, torch.device("cuda", rank)))
-    except Unavailable as missing:
-        told["copy_engine"] = str(missing)
-    if rank == 0:
-        names = ("NCCL_MAX_P2P_NCHANNELS", "TORCH_NCCL_HIGH_PRIORITY")
-        given = {name: os.environ[name] for name in names if name in os.environ}
-        print(json.dumps({**given, **told}), flush=True)
-    dist.destroy_process_group()
-
-
 def main() -> None:
-    """Both GPUs at once."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_of, args=(f"{folder}/store",), nprocs=2)
+    """What rank 0 measured of each transport."""
+    told = {transport: on_gpus(measured, "U2", transport)[0] for transport in TRANSPORTS}
+    given = {name: os.environ[name] for name in GIVEN if name in os.environ}
+    print(json.dumps({**given, **told}), flush=True)
 
 
 if __name__ == "__main__":

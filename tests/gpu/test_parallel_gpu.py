@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def by(transport: str, mesh: Mesh) -> Mesh:
     """The mesh whose rows travel so."""
     if transport == "collective":
         return mesh
-    return mesh.copied(by_copy_engine(mesh.rows, torch.device("cuda", torch.cuda.current_device())))
+    device = torch.device("cuda", torch.cuda.current_device())
+    return replace(mesh, rows=by_copy_engine(mesh.rows, device))
 
 
 def carried(mesh: Mesh, transport: str) -> list[int]:

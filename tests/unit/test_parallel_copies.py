@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def copied(mesh: Mesh, folder: str) -> tuple[Mesh, Opened]:
         open=opened,
         settled=lambda: None,
     )
-    return mesh.copied(copy_engine.replace(rows, copies=engine)), opened
+    return replace(mesh, rows=replace(rows, copies=engine)), opened
 
 
 def carried_by_copies(

@@ -203,7 +203,7 @@ class Native(NVFP4NativeLinear):
         return torch.empty(x.num_rows, self.out_features, dtype=x.dtype, device=META)
 
 
-def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far] = Far) -> int:
+def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far]) -> int:
     """Bytes that its block holds at once, of `rows` in all."""
     counts = row_shares(rows, ranks)
     own, group = counts[0], far(size=ranks, members=object())  # type: ignore[arg-type]
@@ -240,24 +240,22 @@ def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far] = Far) -> i
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
-@pytest.mark.parametrize("gather", ["heads", "packed_nvfp4"])
+@pytest.mark.parametrize(
+    ("gather", "transport", "far"),
+    [
+        ("heads", "collective", Far),
+        ("packed_nvfp4", "collective", Far),
+        ("heads", "copy_engine", FarWindows),  # which stay beside what blocks hold
+    ],
+)
 def test_ranks_that_share_rows_hold_what_their_blocks_do(
-    full: tuple[Plan, Mapping[str, Part]], gather: str, ranks: int
+    full: tuple[Plan, Mapping[str, Part]], gather: str, transport: str, far: type[Far], ranks: int
 ) -> None:
     plan, parts = full
-    shared = replace(plan, layout=f"U{ranks}", nvfp4="nvfp4_native", gather=gather)
-    counted = of_first_rank(ranks, 20_511, gather)
+    shared = replace(plan, layout=f"U{ranks}", device="cuda", nvfp4="nvfp4_native")
+    shared = replace(shared, gather=gather, transport=transport)
+    counted = of_first_rank(ranks, 20_511, gather, far)
     assert memory.denoise(parts["dit"], shared, 20_511) == pytest.approx(counted, rel=0.01)
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
-def test_windows_stay_beside_what_blocks_hold(
-    full: tuple[Plan, Mapping[str, Part]], ranks: int
-) -> None:
-    plan, parts = full
-    copied = replace(plan, layout=f"U{ranks}", device="cuda", transport="copy_engine")
-    counted = of_first_rank(ranks, 20_511, "heads", FarWindows)
-    assert memory.denoise(parts["dit"], copied, 20_511) == pytest.approx(counted, rel=0.015)
 
 
 def test_windows_of_both_sides_stay_while_other_stages_run(

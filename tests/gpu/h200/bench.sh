@@ -5,32 +5,14 @@
 # Power and clocks need psutil and nvidia-ml-py: carry .whl/nvlink (`nvlink.sh carry` fetches it).
 set -uo pipefail
 source tests/gpu/h200/env.sh
+source tests/gpu/h200/plans.sh
 nvml=/tmp/h3-nvlink-site
 if [ -d .whl/nvlink ] && [ ! -d "$nvml" ]; then
   python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$nvml" .whl/nvlink/*.whl
 fi
 [ ! -d "$nvml" ] || export PYTHONPATH="$PYTHONPATH:$nvml"
-out="${OUT:-/tmp/h3-out}"; mkdir -p "$out" /tmp/h3-plans
+out="${OUT:-/tmp/h3-out}"; mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
-
-P=/tmp/h3-plans
-plan() { # plan NAME 'field = value'...: over the exact plan of this card; the weights are random
-  local file="/tmp/h3-plans/$1.toml"
-  python3 - "$file" "${@:2}" <<'PY'
-import sys
-fields = {"device": '"cuda"', "dtype": '"bf16"', "attention": '"sdpa_cudnn"', "elementwise": '"triton"',
-          "vae_attention": '"sdpa_cudnn"', "video_vae_dtype": '"fp16"', "vae_tiles": "15",
-          "text_encoder": '"stream"'}
-for given in sys.argv[2:]:
-    key, _, value = given.partition("=")
-    value = value.strip()
-    plain = value in ("true", "false") or value.replace(".", "").isdigit()
-    fields[key.strip()] = value if plain else f'"{value}"'
-models = [f'{role} = "random"' for role in ("dit", "text_encoder", "video_vae", "audio_vae")]
-lines = [f"{key} = {value}" for key, value in fields.items()]
-open(sys.argv[1], "w").write("\n".join([*lines, "[models]", *models]) + "\n")
-PY
-}
 
 ltx_request() { # ltx_request WIDTH HEIGHT FRAMES: a file of that size
   printf 'family = "ltx"\nprompt = ""\nwidth = %s\nheight = %s\nframes = %s\nfps = 24\n' "$@" > "$P/ltx_$1.request.toml"

@@ -9,31 +9,16 @@
 # $OUT/sweeps.jsonl. An environment variable of a call (TORCH_NCCL_HIGH_PRIORITY=1) holds for all its cases.
 set -uo pipefail
 source tests/gpu/h200/env.sh
-out="${OUT:-/tmp/h3-out}"; mkdir -p "$out" /tmp/h3-plans
+source tests/gpu/h200/plans.sh
+out="${OUT:-/tmp/h3-out}"; mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 
 sweep() { # sweep CASE
-  local attention overlap transport plan="/tmp/h3-plans/$1.toml"
+  local attention overlap transport
   IFS=- read -r attention overlap transport <<< "$1"
-  cat > "$plan" <<T
-device = "cuda"
-dtype = "bf16"
-attention = "$attention"
-elementwise = "triton"
-vae_attention = "sdpa_cudnn"
-video_vae_dtype = "fp16"
-vae_tiles = 5
-text_encoder = "stream"
-overlap = "$overlap"
-transport = "$transport"
-[models]
-dit = "random"
-text_encoder = "random"
-video_vae = "random"
-audio_vae = "random"
-T
+  plan "$1" "attention=$attention" "overlap=$overlap" "transport=$transport" vae_tiles=5
   # shellcheck disable=SC2086  # SWEEP is a list of options
-  python3 launch.py sweep --plan "$plan" --layouts U2 --text-rows 300 --random-weights pruned_bf16 \
+  python3 launch.py sweep --plan "$P/$1.toml" --layouts U2 --text-rows 300 --random-weights pruned_bf16 \
     --rounds 1 --steps "${STEPS:-6}" ${SWEEP---no-decode} --record-to "$out/sweeps.jsonl" \
     > "$out/$1.txt" 2> "$out/$1.err"
   echo "rc $?"; grep -v '^{' "$out/$1.txt" || tail -n 3 "$out/$1.err"
