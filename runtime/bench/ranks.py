@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -32,8 +31,10 @@ class RanksSubject:
     def __init__(self, setup: Setup) -> None:
         ranks = Layout.parse(setup.plan.layout).ranks
         place = None if setup.scratch == Path() else setup.scratch
-        folder = tempfile.mkdtemp(prefix="h3-ranks-", dir=place)
-        meeting = Meeting(ranks=ranks, store=f"file://{folder}/store", interface=_LOOPBACK)
+        # Kept: groups and windows that are made later meet there too, and wait where it is gone.
+        self._folder = tempfile.TemporaryDirectory(prefix="h3-ranks-", dir=place)
+        store = f"file://{self._folder.name}/store"
+        meeting = Meeting(ranks=ranks, store=store, interface=_LOOPBACK)
         context = mp.get_context("spawn")
         others = [
             context.Process(
@@ -48,7 +49,6 @@ class RanksSubject:
         threading.Thread(target=_end_with, args=(sentinels,), daemon=True).start()
         self._team = meet(meeting, setup.plan)
         self._subject = PlanSubject(setup, self._team)
-        shutil.rmtree(folder)
         self.facts: Mapping[str, Any] = self._subject.facts
 
     @property

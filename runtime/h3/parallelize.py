@@ -25,12 +25,12 @@ from runtime.kernels.linear.packed import AmaxLinear
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.meter import COMMUNICATION, StepMeter
-from runtime.parallel.mesh import Exchange, Mesh
+from runtime.parallel.mesh import Exchange, Mesh, Wait
 from runtime.parallel.packed_rows import PackedGather, PackedReturn
-from runtime.parallel.shares import head_shares, ranges, row_shares, unit_shares
+from runtime.parallel.shares import RowShares, head_shares, ranges, row_shares, unit_shares
 from runtime.parallel.tensor import PartialSum, inputs_of, outputs_of, repeated
 from runtime.parallel.turns import EDGES, HALVES
-from runtime.parallel.ulysses import RowShares, Ulysses, Wait
+from runtime.parallel.ulysses import Ulysses
 
 FFN_UNITS = (128, 64, 32, 16)  # rows of a tile of packed scales; less for small models
 

@@ -11,20 +11,22 @@ that share memory (tests/unit/test_parallel_copies.py).
 from __future__ import annotations
 
 import functools
+import math
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.kernels.elementwise.base import Copy
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
-from runtime.parallel.mesh import BACKSTOP, Group, Mesh
+from runtime.parallel.mesh import BACKSTOP, Group, Landing, Mesh
 
 NAME = "transport copy_engine"
 # Of one evaluation: there and back for three messages, and what is predicted. Two sides of a
@@ -37,24 +39,16 @@ _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 class Window(Protocol):
     """As many bytes in each member's memory, to which all members write."""
 
-    def of(self, member: int, start: int, count: int) -> Tensor:
-        """uint8 [count] of that member's."""
+    def of(self, member: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """That member's, contiguous from the first byte on."""
 
     def meet(self) -> None:
         """The current stream goes on once those of all members are here."""
 
 
-class Route(NamedTuple):
-    """Where a message goes, in bytes."""
-
-    window: Window
-    num_bytes: int  # of the window
-    starts: tuple[int, ...]  # in each member's window: of what comes from this rank
-
-
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a member says of an exchange, in bytes."""
+    """What a member says of an exchange, in values."""
 
     to: tuple[int, ...]
     of: tuple[int, ...]
@@ -62,9 +56,9 @@ class Ends:
 
 class CopyEngine:
     """Exchanges of one group. agree: every member's value, on every member; open: a window of so
-    many bytes, of all members at once.
+    many bytes, of all members at once; copy: to another member's memory.
 
-    What an exchange returns lies in its window, which the next one of the same sizes and place
+    What an exchange returns lies in its window, which the next one of the same shapes and place
     writes over: its readers must be in the current stream by then.
     """
 
@@ -76,46 +70,104 @@ class CopyEngine:
         agree: Callable[[Ends], list[Ends]],
         open: Callable[[int], Window],
         settled: Callable[[], None],
+        copy: Copy,
     ) -> None:
         self._rank, self._size = rank, size
-        self._agree, self._open, self._settled = agree, open, settled
-        self._routes: OrderedDict[tuple[Ends, int], Route] = OrderedDict()
+        self._agree, self._open, self._settled, self._copy = agree, open, settled, copy
+        self._agreed: dict[Ends, list[Landing]] = {}
+        self._windows: OrderedDict[Hashable, tuple[Window, int]] = OrderedDict()
 
     @property
     def num_bytes(self) -> int:
         """Of this member's windows; symmetric memory is not of torch's allocator."""
-        return sum(route.num_bytes for route in self._routes.values())
+        return sum(num_bytes for _, num_bytes in self._windows.values())
 
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
         """As mesh.Group.exchange, in the current stream."""
-        item = sent_N.itemsize
-        ends = Ends(tuple(n * item for n in to), tuple(n * item for n in of))
-        window, _, starts = self._route(ends, place)
-        pieces = sent_N.view(torch.uint8).split(ends.to)
-        window.meet()  # whoever reads what the last exchange left has read it
-        for distance in range(self._size):  # each member from another, itself last
-            member = (self._rank + 1 + distance) % self._size
-            window.of(member, starts[member], ends.to[member]).copy_(pieces[member])
-        window.meet()  # everything is there
-        return window.of(self._rank, 0, sum(ends.of)).view(sent_N.dtype)
+        pieces, landings = sent_N.split(list(to)), self._landings(Ends(tuple(to), tuple(of)))
+        self.keep(pieces[self._rank], landings, place, self._copy)
+        return self.put(pieces, landings, place)
 
-    def _route(self, ends: Ends, place: int) -> Route:
-        """That of these sizes; sizes tell of all members, so all meet new ones in the same call."""
-        found = self._routes.get((ends, place))
-        if found is None:
+    def keep(self, piece: Tensor, landings: Sequence[Landing], place: int, copy: Copy) -> None:
+        """The member's own piece, which nobody waits for but the current stream."""
+        window = self._window(landings, place, piece.dtype)
+        copy(_landed(window, self._rank, landings, piece.dtype), piece)
+
+    def put(self, pieces: Sequence[Tensor], landings: Sequence[Landing], place: int) -> Tensor:
+        """What lies in this member's window once the others have written to it."""
+        dtype = pieces[self._rank].dtype
+        window = self._window(landings, place, dtype)
+        window.meet()  # whoever reads what the last exchange left has read it
+        for distance in range(1, self._size):  # each member from another
+            member = (self._rank + distance) % self._size
+            self._copy(_landed(window, member, landings, dtype), pieces[member])
+        window.meet()  # everything is there
+        return window.of(self._rank, landings[self._rank].shape, dtype)
+
+    def _landings(self, ends: Ends) -> list[Landing]:
+        """Sizes tell of all members, so all ask for new ones in the same call."""
+        if ends not in self._agreed:
             every = self._agree(ends)
             assert all(one.to[self._rank] == n for one, n in zip(every, ends.of, strict=True))
-            starts = [
-                sum(one.to[member] for one in every[: self._rank]) for member in range(self._size)
-            ]
-            if len(self._routes) == MOST_WINDOWS:
+            found = []
+            for member, other in enumerate(every):
+                start = sum(other.of[: self._rank])
+                mine = slice(start, start + ends.to[member])
+                found.append(Landing((sum(other.of),), (mine,)))
+            self._agreed[ends] = found
+        return self._agreed[ends]
+
+    def _window(self, landings: Sequence[Landing], place: int, dtype: torch.dtype) -> Window:
+        shapes = tuple(landing.shape for landing in landings)  # the same on all members
+        key = (shapes, place, dtype)
+        if key not in self._windows:
+            if len(self._windows) == MOST_WINDOWS:
                 self._settled()
-                self._routes.popitem(last=False)
-            num_bytes = max(sum(one.of) for one in every)
-            found = Route(self._open(num_bytes), num_bytes, tuple(starts))
-            self._routes[ends, place] = found
-        self._routes.move_to_end((ends, place))
-        return found
+                self._windows.popitem(last=False)
+            num_bytes = dtype.itemsize * max(map(math.prod, shapes))
+            self._windows[key] = self._open(num_bytes), num_bytes
+        self._windows.move_to_end(key)
+        return self._windows[key][0]
+
+
+def _landed(window: Window, member: int, landings: Sequence[Landing], dtype: torch.dtype) -> Tensor:
+    shape, part = landings[member]
+    return window.of(member, shape, dtype)[part]
+
+
+def lines(x: Tensor) -> Tensor:
+    """[lines, values] that one copy of an engine can read or write, a view.
+
+    RuntimeError, torch's, for lines that do not lie equally far from each other.
+    """
+    assert x.stride(-1) == 1 or x.shape[-1] == 1, "a line is contiguous"
+    return x.view(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def copy_lines(into: Tensor, source: Tensor) -> None:
+    """into[...] = source by a copy engine, in the current stream; of one shape and dtype, CUDA.
+
+    Both are `lines`. torch's own copy of such views is a kernel.
+    """
+    from cuda.bindings import runtime as cuda  # torch's CUDA builds need it
+
+    to, of = lines(into), lines(source)
+    assert to.shape == of.shape and to.dtype == of.dtype
+    if not to.numel():
+        return
+    item = to.itemsize
+    (failed,) = cuda.cudaMemcpy2DAsync(
+        to.data_ptr(),
+        to.stride(0) * item,
+        of.data_ptr(),
+        of.stride(0) * item,
+        to.shape[1] * item,
+        to.shape[0],
+        cuda.cudaMemcpyKind.cudaMemcpyDefault,
+        torch.cuda.current_stream(of.device).cuda_stream,
+    )
+    if failed != cuda.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"cudaMemcpy2DAsync: {failed.name}")
 
 
 class SymmetricWindow:
@@ -128,9 +180,9 @@ class SymmetricWindow:
         self._own = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
         self._handle: Any = symmetric.rendezvous(self._own, members)
 
-    def of(self, member: int, start: int, count: int) -> Tensor:
+    def of(self, member: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A view; another member's memory has this process's device too."""
-        found: Tensor = self._handle.get_buffer(member, (count,), torch.uint8, start)
+        found: Tensor = self._handle.get_buffer(member, tuple(shape), dtype)
         return found
 
     def meet(self) -> None:
@@ -161,6 +213,7 @@ def by_copy_engine(group: Group, device: torch.device) -> Group:
         agree=gathered,
         open=functools.partial(SymmetricWindow, group.members, torch.device("cuda", index)),
         settled=functools.partial(torch.cuda.synchronize, index),
+        copy=copy_lines,
     )
     return replace(group, copies=engine)
 

@@ -12,12 +12,13 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.kernels.elementwise.base import Copy
 from runtime.layouts import Layout
 
 BACKSTOP = timedelta(minutes=10)  # of an exchange of tensors; the engine finds a hang before it
@@ -40,6 +41,13 @@ def line(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
+class Landing(NamedTuple):
+    """Where a rank's piece comes to lie in what a member receives."""
+
+    shape: tuple[int, ...]  # of all that the member receives
+    part: tuple[slice, ...]
+
+
 class Copies(Protocol):
     """Another way than the backend's collectives; runtime/parallel/copy_engine.py."""
 
@@ -49,6 +57,12 @@ class Copies(Protocol):
 
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
         """As Group.exchange, in the current stream."""
+
+    def keep(self, piece: Tensor, landings: Sequence[Landing], place: int, copy: Copy) -> None:
+        """Its own piece of what `put` returns, in the current stream."""
+
+    def put(self, pieces: Sequence[Tensor], landings: Sequence[Landing], place: int) -> Tensor:
+        """As Group.put but for its own piece, in the current stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,9 @@ class Exchange:
             self.work.wait()
             self.ended()
         return self.received
+
+
+Wait = Callable[[Exchange], Tensor]  # Exchange.wait, measured or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +116,8 @@ class Group:
         if self.members is None:
             return Exchange(sent_N, sent_N)
         if self.copies is not None:
-            return self._copied(self.copies, sent_N, to, of, place)
+            send = functools.partial(self.copies.exchange, sent_N, to, of, place)
+            return self._copied(send, sent_N)
         received_N = sent_N.new_empty(sum(of))
         start = functools.partial(
             dist.all_to_all_single,
@@ -112,13 +130,28 @@ class Group:
         )
         return self._begun(start, received_N, sent_N)
 
-    def _copied(
-        self, copies: Copies, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int
+    def put(
+        self,
+        pieces: Sequence[Tensor],
+        landings: Sequence[Landing],
+        place: int,
+        copy: Copy = Tensor.copy_,
     ) -> Exchange:
-        send = functools.partial(copies.exchange, sent_N, to, of, place)
-        if sent_N.device.type != "cuda":  # of tests
-            return Exchange(send(), sent_N)
-        return self._on_line(send, sent_N)
+        """By `copies`: pieces[i] is written to where it lies in what member i receives.
+
+        What is received has the shape of this member's landing, and lies in memory that the next
+        one of the same shapes and place writes over. place: as for `exchange`, but that pieces of
+        several may lie side by side in one. copy: makes its own piece, in the current stream.
+        """
+        assert self.copies is not None
+        self.copies.keep(pieces[self.rank], landings, place, copy)
+        send = functools.partial(self.copies.put, pieces, landings, place)
+        return self._copied(send, pieces[self.rank])
+
+    def _copied(self, send: Callable[[], Tensor], sent: Tensor) -> Exchange:
+        if sent.device.type != "cuda":  # of tests
+            return Exchange(send(), sent)
+        return self._on_line(send, sent)
 
     def gather(self, own_N: Tensor, of: Sequence[int]) -> Exchange:
         """Every member's vector, of[i] values of member i, on every member."""

@@ -28,8 +28,8 @@ from comfy_kitchen.float_utils import from_blocked, to_blocked
 from torch import Tensor
 
 from runtime.kernels.linear.nvfp4_native import NVFP4Rows
-from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.ulysses import RowShares, Wait
+from runtime.parallel.mesh import Exchange, Group, Wait
+from runtime.parallel.shares import RowShares
 
 BLOCK = 16  # values of a row that share a scale
 _PADDED = 16  # codes lie in whole groups of that many rows

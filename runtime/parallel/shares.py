@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RowShares:
+    """How many rows each rank has in the running evaluation; set before its blocks run."""
+
+    counts: tuple[int, ...] = ()
 
 
 def shares(total: int, parts: int) -> tuple[int, ...]:

@@ -7,32 +7,23 @@ heads differ by one between ranks. S rows, R own rows, H heads, h heads here, d 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.elementwise.base import Copy
-from runtime.parallel.mesh import Exchange, Group
-from runtime.parallel.turns import HALVES, Turn, counts_of, pack, turns, unpack
-
-Wait = Callable[[Exchange], Tensor]
-
-
-@dataclass(slots=True)
-class RowShares:
-    """How many rows each rank has in the running evaluation; set before its blocks run."""
-
-    counts: tuple[int, ...] = ()
+from runtime.parallel.carriers import carrier_of
+from runtime.parallel.mesh import Exchange, Group, Wait
+from runtime.parallel.shares import RowShares
+from runtime.parallel.turns import HALVES, Turn, counts_of, turns
 
 
 class Ulysses:
     """An Attend over one rank's rows, from one over all rows.
 
     wait: how the end of an exchange is waited for (Exchange.wait, measured or not). parts: which of
-    each rank's heads travel while attention runs on others (turns). copy: makes and opens messages.
+    each rank's heads travel while attention runs on others (turns). copy: what kernels copy with.
     """
 
     def __init__(
@@ -44,8 +35,8 @@ class Ulysses:
         parts: Sequence[int] = HALVES,
         copy: Copy = Tensor.copy_,
     ) -> None:
-        self._attend, self._group, self._rows = attend, group, rows
-        self._wait, self._parts, self._copy = wait, parts, copy
+        self._attend, self._group, self._wait, self._parts = attend, group, wait, parts
+        self._carrier = carrier_of(group, rows, copy)
 
     def __call__(self, q_BHRd: Tensor, k_BHRd: Tensor, v_BHRd: Tensor) -> Tensor:
         """[1, H, R, d] views of one buffer -> [1, R, H*d]."""
@@ -63,51 +54,19 @@ class Ulysses:
 
         place: of the turn in `turns`.
         """
-        num_rows, _, _, width = qkv_R3Hd.shape
-        heads = counts_of(turn)
-        own = 3 * heads[self._group.rank] * width
-        return self._group.exchange(
-            pack(qkv_R3Hd, turn, self._copy),
-            [num_rows * 3 * count * width for count in heads],
-            [rows * own for rows in self._rows.counts],
-            place,
-        )
+        return self._carrier.there(qkv_R3Hd, turn, place)
 
     def attended(self, there: Sequence[Exchange], shape: Sequence[int]) -> Tensor:
         """Attention over what was sent in `turns`; shape: of q, [1, H, R, d] -> [1, R, H*d]."""
         _, num_heads, _, width = shape
         order = self.turns(num_heads)
-        back = [
-            self._attended(exchange, counts_of(turn), width, place)
-            for place, (exchange, turn) in enumerate(zip(there, order, strict=True))
-        ]
-        return self._back(back, order, num_heads, width)
-
-    def _attended(
-        self, exchange: Exchange, heads: Sequence[int], width: int, place: int
-    ) -> Exchange:
-        own = heads[self._group.rank]
-        qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
-        q, k, v = (x[None].transpose(1, 2) for x in qkv_S3hd.unbind(1))
-        out_BSD = self._attend(q, k, v)
-        counts = self._rows.counts
-        mine = counts[self._group.rank]
-        return self._group.exchange(
-            out_BSD.reshape(-1),
-            [rows * own * width for rows in counts],
-            [mine * count * width for count in heads],
-            place,
-        )
-
-    def _back(
-        self, back: Sequence[Exchange], order: Sequence[Turn], num_heads: int, width: int
-    ) -> Tensor:
-        """The output of all heads, for this rank's rows: [1, R, H*d]."""
-        first, num_rows = back[0].sent, self._rows.counts[self._group.rank]
-        out_RHd = torch.empty(num_rows, num_heads, width, dtype=first.dtype, device=first.device)
-        for exchange, turn in zip(back, order, strict=True):
-            unpack(self._wait(exchange), turn, out_RHd, self._copy)
-        return out_RHd.flatten(1)[None]
+        back = []
+        for place, (exchange, turn) in enumerate(zip(there, order, strict=True)):
+            own = counts_of(turn)[self._group.rank]
+            qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
+            q, k, v = (x[None].transpose(1, 2) for x in qkv_S3hd.unbind(1))
+            back.append(self._carrier.back(self._attend(q, k, v)[0], turn, num_heads, place))
+        return self._carrier.joined(back, order, num_heads, self._wait)
 
 
 def _joined(q_RHd: Tensor, k_RHd: Tensor, v_RHd: Tensor) -> Tensor:

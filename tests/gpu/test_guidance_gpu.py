@@ -13,9 +13,8 @@ from runtime.kernels.linear.nvfp4_native import NVFP4Rows, activation_scale, qua
 from runtime.meter import COMMUNICATION, StepMeter
 from runtime.parallel.mesh import ALONE, Mesh
 from runtime.parallel.packed_rows import PackedGather, PackedReturn
-from runtime.parallel.shares import head_shares, ranges, row_shares
+from runtime.parallel.shares import RowShares, head_shares, ranges, row_shares
 from runtime.parallel.sides import Sides
-from runtime.parallel.ulysses import RowShares
 from tests.denoiser_parts import conditioning, demo_plan, normal
 from tests.gpu.test_parallel_gpu import SIGMAS, TARGET, _weights, on_gpus
 

@@ -26,8 +26,8 @@ from runtime.messages import Event, Failure, Progress, Ready, Ref2VARequest
 from runtime.meter import ALL_COMMUNICATION, COMMUNICATION, StepMeter
 from runtime.parallel.copy_engine import by_copy_engine
 from runtime.parallel.mesh import ALONE, Exchange, Mesh, mesh_of
-from runtime.parallel.shares import head_shares, ranges, row_shares
-from runtime.parallel.ulysses import RowShares, Ulysses
+from runtime.parallel.shares import RowShares, head_shares, ranges, row_shares
+from runtime.parallel.ulysses import Ulysses
 from tests.denoiser_parts import conditioning, demo_plan
 
 pytestmark = pytest.mark.multi_gpu

@@ -5,6 +5,7 @@ What it needs of a GPU is `SymmetricWindow` alone; tests/gpu/test_parallel_gpu.p
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,11 +25,11 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.layouts import Layout
 from runtime.messages import Plan
 from runtime.parallel import copy_engine
-from runtime.parallel.copy_engine import MOST_WINDOWS, CopyEngine, Ends, by_copy_engine
+from runtime.parallel.copy_engine import MOST_WINDOWS, CopyEngine, Ends, by_copy_engine, lines
 from runtime.parallel.mesh import ALONE, Exchange, Group, Mesh
-from runtime.parallel.shares import ranges, row_shares
+from runtime.parallel.shares import RowShares, ranges, row_shares
 from runtime.parallel.turns import EDGES, HALVES
-from runtime.parallel.ulysses import RowShares, Ulysses
+from runtime.parallel.ulysses import Ulysses
 from tests.denoiser_parts import demo_plan
 from tests.rank_processes import on_ranks
 from tests.unit.test_parallel_transport import LENGTHS, carried
@@ -43,6 +44,11 @@ CASES = {
         fields={"nvfp4": "nvfp4_native", "dtype": "bf16", "gather": "packed_nvfp4"},
     ),
 }
+
+
+def in_bytes(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The first of it, as a window gives it."""
+    return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(*shape)
 
 
 class Mapped:
@@ -70,11 +76,16 @@ class Mapped:
     def _path(folder: Path, number: int, member: int) -> Path:
         return folder / f"{number}.{member}"
 
-    def of(self, member: int, start: int, count: int) -> Tensor:
-        return self._bytes[member][start : start + count]
+    def of(self, member: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return in_bytes(self._bytes[member], shape, dtype)
 
     def meet(self) -> None:
         dist.barrier(self._group.members)
+
+
+def copied_lines(into: Tensor, source: Tensor) -> None:
+    """As copy_lines, of what a copy engine can copy."""
+    lines(into).copy_(lines(source))
 
 
 class Opened:
@@ -102,6 +113,7 @@ def copied(mesh: Mesh, folder: str) -> tuple[Mesh, Opened]:
         agree=partial(copy_engine._gathered, rows.members, rows.size),
         open=opened,
         settled=lambda: None,
+        copy=copied_lines,
     )
     return replace(mesh, rows=replace(rows, copies=engine)), opened
 
@@ -169,8 +181,8 @@ def reused(mesh: Mesh, folder: str) -> tuple[bool, int]:
 
 
 def test_windows_are_used_again_layer_by_layer(tmp_path: Path) -> None:
-    # three messages there and back, then two; the first and the last of three are alike in size
-    assert on_ranks(reused, "U2", str(tmp_path)) == [(True, 6 + 4)] * 2
+    # three there, though the first and the last are alike in size, and one for all back; then two
+    assert on_ranks(reused, "U2", str(tmp_path)) == [(True, 3 + 1 + 2)] * 2
 
 
 def evicted(mesh: Mesh, folder: str) -> tuple[bool, int]:
@@ -198,15 +210,20 @@ def test_pieces_of_other_sizes_from_every_member_lie_in_the_order_of_the_members
     shared = [torch.zeros(max(map(sum, of)), dtype=torch.uint8) for _ in to]
 
     class Window:
-        def of(self, member: int, start: int, count: int) -> Tensor:
-            return shared[member][start : start + count]
+        def of(self, member: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+            return in_bytes(shared[member], shape, dtype)
 
         def meet(self) -> None:
             """They come one after another."""
 
     for rank in range(3):
         engine = CopyEngine(
-            rank, 3, agree=lambda own: ends, open=lambda n: Window(), settled=lambda: None
+            rank,
+            3,
+            agree=lambda own: ends,
+            open=lambda n: Window(),
+            settled=lambda: None,
+            copy=copied_lines,
         )
         sent = torch.cat([torch.full((n,), 10 * rank + i) for i, n in enumerate(to[rank])])
         engine.exchange(sent.to(torch.uint8), to[rank], of[rank], 0)

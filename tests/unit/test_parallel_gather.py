@@ -28,9 +28,8 @@ from runtime.meter import COMMUNICATION, GEMM, StepMeter
 from runtime.parallel import packed_rows
 from runtime.parallel.mesh import ALONE, Mesh
 from runtime.parallel.packed_rows import PackedGather, PackedReturn
-from runtime.parallel.shares import head_shares, ranges, row_shares
+from runtime.parallel.shares import RowShares, head_shares, ranges, row_shares
 from runtime.parallel.tensor import PartialSum
-from runtime.parallel.ulysses import RowShares
 from tests.denoiser_parts import demo_plan, normal
 from tests.rank_processes import on_ranks
 from tests.wide_denoiser import DIMS, HEADS, Case, model_of, sampled

@@ -22,9 +22,9 @@ from runtime.kernels.linear.fp8_dynamic import quantise_rows
 from runtime.kernels.unavailable import Unavailable
 from runtime.meter import ALL_COMMUNICATION, COMMUNICATION, StepMeter
 from runtime.parallel.mesh import ALONE, Exchange, Group, Mesh
-from runtime.parallel.shares import head_shares, ranges
+from runtime.parallel.shares import RowShares, head_shares, ranges
 from runtime.parallel.turns import EDGES, HALVES, alone, counts_of, heads_of, pack, turns, unpack
-from runtime.parallel.ulysses import RowShares, Ulysses
+from runtime.parallel.ulysses import Ulysses
 from tests.denoiser_parts import demo_plan
 from tests.rank_processes import on_ranks
 from tests.wide_denoiser import HEADS, Case, model_of, sampled

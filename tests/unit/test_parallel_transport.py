@@ -12,9 +12,9 @@ from runtime.checkpoints import open_checkpoint
 from runtime.h3.load import load_denoiser
 from runtime.layouts import Layout, check_heads
 from runtime.parallel.mesh import BACKSTOP, Exchange, Group, Mesh
-from runtime.parallel.shares import head_shares, ranges, row_shares, shares, unit_shares
+from runtime.parallel.shares import RowShares, head_shares, ranges, row_shares, shares, unit_shares
 from runtime.parallel.turns import HALVES
-from runtime.parallel.ulysses import RowShares, Ulysses
+from runtime.parallel.ulysses import Ulysses
 from tests.denoiser_parts import CPU, FILES, demo_plan
 from tests.rank_processes import on_ranks
 

@@ -42,9 +42,9 @@ from runtime.kernels.linear.nvfp4_native import NVFP4NativeLinear, NVFP4Rows
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
 from runtime.parallel.mesh import Exchange, Group, Mesh
 from runtime.parallel.packed_rows import PackedGather, PackedReturn
-from runtime.parallel.shares import head_shares, row_shares
+from runtime.parallel.shares import RowShares, head_shares, row_shares
 from runtime.parallel.turns import EDGES, HALVES
-from runtime.parallel.ulysses import RowShares, Ulysses
+from runtime.parallel.ulysses import Ulysses
 from tests.checkpoint_files import tiny
 from tests.unit.full_size import write_set
 from tests.unit.live_bytes import peak_bytes
