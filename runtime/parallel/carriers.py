@@ -68,9 +68,9 @@ class Messages:
         self, back: Sequence[Exchange], order: Sequence[Turn], num_heads: int, wait: Wait
     ) -> Tensor:
         """As Carrier."""
-        first, num_rows = back[0], self._rows.counts[self._group.rank]
-        values = sum(exchange.received.numel() for exchange in back)
-        out_RHd = first.sent.new_empty(num_rows, num_heads, values // (num_rows * num_heads))
+        received, num_rows = back[0].received, self._rows.counts[self._group.rank]
+        width = received.numel() // (num_rows * sum(counts_of(order[0])))
+        out_RHd = received.new_empty(num_rows, num_heads, width)
         for exchange, turn in zip(back, order, strict=True):
             unpack(wait(exchange), turn, out_RHd, self._copy)
         return out_RHd.flatten(1)[None]

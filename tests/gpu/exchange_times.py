@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.kernels.attention import load_attention
 from runtime.kernels.attention.base import AttentionOptions
-from runtime.kernels.elementwise import load_elementwise
+from runtime.kernels.elementwise import load as load_elementwise
 from runtime.kernels.unavailable import Unavailable
 from runtime.parallel.carriers import carrier_of
 from runtime.parallel.mesh import Exchange, Mesh
