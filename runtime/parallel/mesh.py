@@ -20,6 +20,7 @@ from torch import Tensor
 
 from runtime.kernels.elementwise.base import Copy
 from runtime.layouts import Layout
+from runtime.parallel.lanes import LINE
 
 BACKSTOP = timedelta(minutes=10)  # of an exchange of tensors; the engine finds a hang before it
 # Marks the beginning of a transfer in the current stream; what it returns marks the end, once.
@@ -38,7 +39,7 @@ def untimed() -> Callable[[], None]:
 @functools.cache
 def line(device: torch.device) -> torch.cuda.Stream:
     """The stream of a GPU on which it talks to the others; others wait for what it does."""
-    return torch.cuda.Stream(device, priority=-1)
+    return torch.cuda.Stream(device, priority=LINE)
 
 
 class Landing(NamedTuple):
@@ -141,12 +142,14 @@ class Group:
 
         What is received has the shape of this member's landing, and lies in memory that the next
         one of the same shapes and place writes over. place: as for `exchange`, but that pieces of
-        several may lie side by side in one. copy: makes its own piece, in the current stream.
+        several may lie side by side in one. copy: makes its own piece, in the current stream, in
+        which what is received is read.
         """
         assert self.copies is not None
-        self.copies.keep(pieces[self.rank], landings, place, copy)
-        send = functools.partial(self.copies.put, pieces, landings, place)
-        return self._copied(send, pieces[self.rank])
+        own = pieces[self.rank]
+        exchange = self._copied(functools.partial(self.copies.put, pieces, landings, place), own)
+        self.copies.keep(own, landings, place, copy)  # after: what is sent does not wait for it
+        return exchange
 
     def _copied(self, send: Callable[[], Tensor], sent: Tensor) -> Exchange:
         if sent.device.type != "cuda":  # of tests

@@ -21,12 +21,14 @@ from runtime.engine import Engine
 from runtime.h3.denoise import Shifts, Side, draw_noise, sample
 from runtime.h3.load import load_denoiser
 from runtime.h3.packing import TargetShape
+from runtime.kernels.attention.base import Attend
 from runtime.layouts import Layout
 from runtime.messages import Event, Failure, Progress, Ready, Ref2VARequest
 from runtime.meter import ALL_COMMUNICATION, COMMUNICATION, StepMeter
 from runtime.parallel.copy_engine import by_copy_engine
 from runtime.parallel.mesh import ALONE, Exchange, Mesh, mesh_of
 from runtime.parallel.shares import RowShares, head_shares, ranges, row_shares
+from runtime.parallel.turns import EDGES, HALVES
 from runtime.parallel.ulysses import Ulysses
 from tests.denoiser_parts import conditioning, demo_plan
 
@@ -126,6 +128,15 @@ def by(transport: str, mesh: Mesh) -> Mesh:
     return replace(mesh, rows=by_copy_engine(mesh.rows, device))
 
 
+def attending(attend: Attend, mesh: Mesh, counts: tuple[int, ...]) -> Ulysses:
+    """As share_rows makes it, for an attention whose calls may run at once."""
+    copied = mesh.rows.copies is not None
+    parts = EDGES if copied else HALVES
+    return Ulysses(
+        attend, mesh.rows, RowShares(counts), Exchange.wait, parts, Tensor.copy_, in_lanes=copied
+    )
+
+
 def carried(mesh: Mesh, transport: str) -> list[int]:
     """The lengths of which every row and head came through the exchange and back."""
     mesh, passed = by(transport, mesh), []
@@ -152,7 +163,7 @@ def carried(mesh: Mesh, transport: str) -> list[int]:
             return (q + v).transpose(1, 2).flatten(2)
 
         own = whole[ranges(counts)[mesh.rows.rank]]
-        ulysses = Ulysses(attend, mesh.rows, RowShares(counts), Exchange.wait)
+        ulysses = attending(attend, mesh, counts)
         got = ulysses(*(x[None].transpose(1, 2) for x in own.unbind(1)))
         assert torch.equal(got, (own[:, 0] + own[:, 2]).flatten(1)[None]), num_rows
         assert sum(seen) == heads.stop - heads.start
@@ -257,7 +268,7 @@ def reused(mesh: Mesh, transport: str) -> bool:
         torch.empty_like(q, memory_format=torch.contiguous_format).fill_(float("nan"))
         return out
 
-    ulysses = Ulysses(attend, mesh.rows, RowShares(counts), Exchange.wait)
+    ulysses = attending(attend, mesh, counts)
     same = True
     for turn in range(30):
         made = torch.Generator("cuda").manual_seed(turn)

@@ -72,4 +72,5 @@ BACKEND = AttentionBackend(
     head_dims=HEAD_DIMS,
     dtypes=DTYPES,
     strided_v=True,
+    at_once=True,
 )

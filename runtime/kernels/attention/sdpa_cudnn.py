@@ -44,4 +44,5 @@ BACKEND = AttentionBackend(
     load=load,
     route=route,
     requirement="a CUDA GPU of compute capability 8.0 or newer",
+    at_once=True,
 )
