@@ -209,7 +209,8 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
       What travels, 9/16 byte a value as sent, received and laid anew (runtime/parallel/
       packed_rows.py), is less: S h d after it; S hidden before it, which on seven and eight ranks
       is more than that, and less than the MLP.
-    - transport copy_engine: what is received lies in `windows`, which stay.
+    - transport copy_engine: R H d of QKV (3), S h d of V's copy and of the output as computed (2);
+      what is received lies in `windows`, which stay.
     - no rows shared: the same, of R and H.
     """
     layout = Layout.parse(plan.layout)
@@ -217,11 +218,11 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     most = _most_of(dit, plan)
     own = -(-rows // layout.ulysses)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
-    exchange, lasting = 8 * held + 4 * here, windows(dit, plan, rows) / _ITEM[plan.dtype]
+    lasting = windows(dit, plan, rows) / _ITEM[plan.dtype]
     if layout.ulysses == 1 or plan.gather == "packed_nvfp4":
         exchange = 5 * here
     else:
-        exchange -= lasting
+        exchange = 3 * held + 2 * here if lasting else 8 * held + 4 * here
     mlp = own * widths * dit.dims["ffn"] * most["mlp"]
     embedded = rows * hidden  # before the first block, of all rows
     return lasting + max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)

@@ -52,16 +52,14 @@ def seconds_between(start: Mark, end: Mark) -> float:
 
 class Call(NamedTuple):  # less than half the cost of a frozen dataclass, 600 times a step
     """One measured call; `part` is one of PARTS. inside: how many of those before it ran in it.
-    beside: in another stream than the step's, where it may run at the same time as others; of
-    attention or of waiting, in no other and with none in it, as a transfer is, which is a call of
-    ALL_COMMUNICATION.
+
+    A transfer is a call of ALL_COMMUNICATION, in no other and with none in it.
     """
 
     part: str
     start: Mark
     end: Mark
     inside: int = 0
-    beside: bool = False
 
 
 class _Transfer:
@@ -81,12 +79,10 @@ class _Transfer:
 
 
 def covered(calls: Sequence[Call]) -> float:
-    """Seconds during which at least one of these ran, in any order."""
-    spans = sorted(
-        [seconds_between(calls[0].start, mark) for mark in (call.start, call.end)] for call in calls
-    )
-    seconds, reached = 0.0, float("-inf")
-    for start, end in spans:
+    """Seconds during which at least one of these ran; at least one, in the order they began."""
+    seconds, reached, origin = 0.0, 0.0, calls[0].start
+    for call in calls:
+        start, end = (seconds_between(origin, mark) for mark in (call.start, call.end))
         seconds += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return seconds
@@ -94,14 +90,6 @@ def covered(calls: Sequence[Call]) -> float:
 
 def _unmeasured() -> None:
     """No step is open."""
-
-
-def _cuda_stream() -> int:
-    return torch.cuda.current_stream().cuda_stream
-
-
-def _no_stream() -> int:
-    return 0
 
 
 class StepMeter:
@@ -114,8 +102,6 @@ class StepMeter:
         self.ranges: Ranges = unnamed
         cuda = torch.device(device).type == "cuda"
         self._mark: Callable[[], Mark] = self._event if cuda else time.perf_counter
-        self._current = _cuda_stream if cuda else _no_stream
-        self._stream = 0  # of the step
         self._calls: list[Call] | None = None
         self._transfers: list[_Transfer] = []
         self._free: list[torch.cuda.Event] = []
@@ -131,8 +117,7 @@ class StepMeter:
             before, start = len(calls), self._mark()
             with self.ranges(part):
                 result = call(*operands)
-            beside = self._stream != self._current()
-            calls.append(Call(part, start, self._mark(), len(calls) - before, beside))
+            calls.append(Call(part, start, self._mark(), len(calls) - before))
             return result
 
         return measured
@@ -149,7 +134,7 @@ class StepMeter:
 
     def open(self) -> None:
         """A step begins."""
-        self._calls, self._transfers, self._stream = [], [], self._current()
+        self._calls, self._transfers = [], []
 
     def close(self) -> tuple[Call, ...]:
         """The step ends; its calls, to be handed to `read` once the device has done them.
@@ -165,13 +150,9 @@ class StepMeter:
         seconds = dict.fromkeys(PARTS, 0.0)
         outermost: list[tuple[int, float]] = []  # so far: how many calls each is, how long it took
         transfers: list[Call] = []
-        beside: list[Call] = []
         for call in calls:
             if call.part == ALL_COMMUNICATION:
                 transfers.append(call)
-                continue
-            if call.beside:
-                beside.append(call)
                 continue
             took, inside, left = seconds_between(call.start, call.end), 0.0, call.inside
             while left:
@@ -180,16 +161,12 @@ class StepMeter:
             seconds[call.part] += took - inside
             outermost.append((call.inside + 1, took))
             self._release(call)
-        if beside:  # what waits while another attends waits for nothing
-            attending = covered([call for call in beside if call.part == ATTENTION])
-            seconds[ATTENTION] += attending
-            seconds[COMMUNICATION] += covered(beside) - attending
         # A GPU's events are rounded to 0.5 us: a step that is all GEMM could fall below zero.
         seconds[OTHER] = max(0.0, step_seconds - sum(seconds.values()))
         if transfers:
             seconds[ALL_COMMUNICATION] = covered(transfers)
-        for call in (*transfers, *beside):
-            self._release(call)
+        for transfer in transfers:
+            self._release(transfer)
         return seconds
 
     def _release(self, call: Call) -> None:

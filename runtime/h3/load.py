@@ -140,7 +140,7 @@ def load_denoiser(
         for name in linears:  # quantised ones have become modules of their backend
             linear = model.get_submodule(name)
             linear.forward = meter.wrap(GEMM, linear.forward)
-    share_rows(model, mesh, meter, at_once=attention_backend(plan.attention).at_once)
+    share_rows(model, mesh, meter)
     if plan.amax == "shared":
         share_amax(model, mesh, meter)
     if plan.graphs:

@@ -113,13 +113,10 @@ def window_bytes(model: H3Model) -> int:
     return own.window_bytes if isinstance(own, OwnRows) else 0
 
 
-def share_rows(
-    model: H3Model, mesh: Mesh, meter: StepMeter | None = None, *, at_once: bool = False
-) -> None:
+def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> None:
     """From now on the model evaluates this rank's rows, with attention over all of them.
 
-    Called once its weights are there; `meter` measures how long exchanges are waited for. at_once:
-    AttentionBackend's.
+    Called once its weights are there; `meter` measures how long exchanges are waited for.
     """
     if mesh.rows.size == 1:
         return
@@ -135,17 +132,8 @@ def share_rows(
         gathered = gather_rows(attn, attn.attend, gather, back, mesh)
         if not gathered:
             overlapped = isinstance(attn.qkv_proj, QKVTurns)
-            copied = mesh.rows.copies is not None
-            parts = EDGES if copied and not overlapped else HALVES
-            ulysses = Ulysses(
-                attn.attend,
-                mesh.rows,
-                shared,
-                wait,
-                parts,
-                attn.ops.copy,
-                in_lanes=copied and at_once,
-            )
+            parts = EDGES if mesh.rows.copies is not None and not overlapped else HALVES
+            ulysses = Ulysses(attn.attend, mesh.rows, shared, wait, parts, attn.ops.copy)
             attn.attend = ulysses
             if overlapped:
                 overlap(attn, ulysses)

@@ -178,6 +178,10 @@ class SymmetricWindow:
 
         os.environ.setdefault(_NO_MULTICAST, "1")  # read when the first window is mapped
         self._own = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
+        # It is filled with zeros, and the words in which members meet with it, on the default
+        # stream: whoever signalled before that would wait for ever. Nobody goes on from the
+        # rendezvous before all are in it.
+        torch.cuda.synchronize(device)
         self._handle: Any = symmetric.rendezvous(self._own, members)
 
     def of(self, member: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

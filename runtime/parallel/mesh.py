@@ -20,7 +20,6 @@ from torch import Tensor
 
 from runtime.kernels.elementwise.base import Copy
 from runtime.layouts import Layout
-from runtime.parallel.lanes import LINE
 
 BACKSTOP = timedelta(minutes=10)  # of an exchange of tensors; the engine finds a hang before it
 # Marks the beginning of a transfer in the current stream; what it returns marks the end, once.
@@ -39,7 +38,7 @@ def untimed() -> Callable[[], None]:
 @functools.cache
 def line(device: torch.device) -> torch.cuda.Stream:
     """The stream of a GPU on which it talks to the others; others wait for what it does."""
-    return torch.cuda.Stream(device, priority=LINE)
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Landing(NamedTuple):

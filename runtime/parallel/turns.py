@@ -16,10 +16,10 @@ from runtime.kernels.elementwise.base import Copy
 from runtime.parallel.shares import head_shares, ranges
 
 # Of a rank's heads. Nothing hides the way there of the first turn and the way back of the last, so
-# EDGES has these two small; of 28 heads it is 4, 20 and 4. Each collective that NCCL hides behind
+# EDGES has these two small; of 28 heads it is 5, 18 and 5. Each collective that NCCL hides behind
 # attention slows that down, more than the two then save (docs/experiments.md); and where a turn is
 # projected while the one before it travels (overlap = qkv), fewer products are larger ones.
-EDGES, HALVES = (1, 5, 1), (1, 1)
+EDGES, HALVES = (5, 18, 5), (1, 1)
 
 
 class Run(NamedTuple):

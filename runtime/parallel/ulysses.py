@@ -8,15 +8,12 @@ heads differ by one between ranks. S rows, R own rows, H heads, h heads here, d 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend
 from runtime.kernels.elementwise.base import Copy
 from runtime.parallel.carriers import carrier_of
-from runtime.parallel.lanes import in_lane, join
 from runtime.parallel.mesh import Exchange, Group, Wait
 from runtime.parallel.shares import RowShares
 from runtime.parallel.turns import HALVES, Turn, counts_of, turns
@@ -27,8 +24,6 @@ class Ulysses:
 
     wait: how the end of an exchange is waited for (Exchange.wait, measured or not). parts: which of
     each rank's heads travel while attention runs on others (turns). copy: what kernels copy with.
-    in_lanes: turns of attention may run at once; only of a group with `copies`, whose memory no
-    stream makes anew.
     """
 
     def __init__(
@@ -39,12 +34,8 @@ class Ulysses:
         wait: Wait,
         parts: Sequence[int] = HALVES,
         copy: Copy = Tensor.copy_,
-        *,
-        in_lanes: bool = False,
     ) -> None:
-        assert not in_lanes or group.copies is not None
         self._attend, self._group, self._wait, self._parts = attend, group, wait, parts
-        self._in_lanes = in_lanes
         self._carrier = carrier_of(group, rows, copy)
 
     def __call__(self, q_BHRd: Tensor, k_BHRd: Tensor, v_BHRd: Tensor) -> Tensor:
@@ -63,26 +54,19 @@ class Ulysses:
 
         place: of the turn in `turns`.
         """
-        with self._lane(qkv_R3Hd.device, place):
-            return self._carrier.there(qkv_R3Hd, turn, place)
+        return self._carrier.there(qkv_R3Hd, turn, place)
 
     def attended(self, there: Sequence[Exchange], shape: Sequence[int]) -> Tensor:
         """Attention over what was sent in `turns`; shape: of q, [1, H, R, d] -> [1, R, H*d]."""
         _, num_heads, _, width = shape
-        order, device = self.turns(num_heads), there[0].sent.device
+        order = self.turns(num_heads)
         back = []
         for place, (exchange, turn) in enumerate(zip(there, order, strict=True)):
             own = counts_of(turn)[self._group.rank]
-            with self._lane(device, place):
-                qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
-                q, k, v = (x[None].transpose(1, 2) for x in qkv_S3hd.unbind(1))
-                back.append(self._carrier.back(self._attend(q, k, v)[0], turn, num_heads, place))
-        if self._in_lanes and device.type == "cuda":
-            join(device, range(len(order)))
+            qkv_S3hd = self._wait(exchange).view(-1, 3, own, width)
+            q, k, v = (x[None].transpose(1, 2) for x in qkv_S3hd.unbind(1))
+            back.append(self._carrier.back(self._attend(q, k, v)[0], turn, num_heads, place))
         return self._carrier.joined(back, order, num_heads, self._wait)
-
-    def _lane(self, device: torch.device, place: int) -> AbstractContextManager[None]:
-        return in_lane(device, place) if self._in_lanes and device.type == "cuda" else nullcontext()
 
 
 def _joined(q_RHd: Tensor, k_RHd: Tensor, v_RHd: Tensor) -> Tensor:

@@ -129,12 +129,9 @@ def by(transport: str, mesh: Mesh) -> Mesh:
 
 
 def attending(attend: Attend, mesh: Mesh, counts: tuple[int, ...]) -> Ulysses:
-    """As share_rows makes it, for an attention whose calls may run at once."""
-    copied = mesh.rows.copies is not None
-    parts = EDGES if copied else HALVES
-    return Ulysses(
-        attend, mesh.rows, RowShares(counts), Exchange.wait, parts, Tensor.copy_, in_lanes=copied
-    )
+    """As share_rows makes it."""
+    parts = HALVES if mesh.rows.copies is None else EDGES
+    return Ulysses(attend, mesh.rows, RowShares(counts), Exchange.wait, parts)
 
 
 def carried(mesh: Mesh, transport: str) -> list[int]:
@@ -288,6 +285,26 @@ def test_memory_is_not_used_again_while_an_exchange_reads_or_writes_it(
     name: str, transport: str
 ) -> None:
     assert on_gpus(reused, name, transport) == [True] * Layout.parse(name).ranks
+
+
+def opened_late(mesh: Mesh) -> list[bool]:
+    """Exchanges that open windows while one rank's default stream is far behind, by turns."""
+    rows, found = by("copy_engine", mesh).rows, []
+    for n in range(1, 2 * rows.size + 1):
+        torch.cuda.synchronize()
+        if n % rows.size == rows.rank:
+            torch.cuda._sleep(1_000_000_000)
+        sent = torch.full((rows.size * n,), float(rows.rank), device="cuda")
+        got = rows.exchange(sent, [n] * rows.size, [n] * rows.size).wait()
+        want = torch.arange(rows.size, device="cuda", dtype=sent.dtype).repeat_interleave(n)
+        found.append(torch.equal(got, want))
+    return found
+
+
+@pytest.mark.parametrize("name", ["U2", "U4"])
+def test_a_window_is_used_once_all_of_it_is_there(name: str) -> None:
+    ranks = Layout.parse(name).ranks
+    assert on_gpus(opened_late, name) == [[True] * 2 * ranks] * ranks
 
 
 def test_a_cancel_in_the_decode_ends_both_ranks(tmp_path: Path) -> None:

@@ -68,22 +68,6 @@ def test_transfers_under_way_at_once_count_once_and_beside_the_parts() -> None:
     assert parts[GEMM] == 9.0 and parts[OTHER] == 1.0 and parts[COMMUNICATION] == 0.0
 
 
-def test_turns_of_attention_at_once_count_once_and_hide_what_waits_beside_them() -> None:
-    def beside(part: str, *spans: tuple[float, float]) -> list[Call]:
-        return [Call(part, start, end, beside=True) for start, end in spans]
-
-    lanes = [
-        *beside(COMMUNICATION, (1.0, 2.0), (1.0, 3.0)),  # until 2 nothing attends
-        *beside(ATTENTION, (2.0, 5.0), (3.0, 6.0)),
-        *beside(COMMUNICATION, (1.0, 6.5)),  # the last turn came late: half a second more
-        *beside(ATTENTION, (6.5, 7.0)),
-    ]
-    calls = [Call(GEMM, 0.0, 1.0), *lanes, Call(COMMUNICATION, 7.0, 7.25), Call(GEMM, 7.25, 8.0)]
-    parts = StepMeter("cpu").read(calls, 8.5)
-    assert parts[ATTENTION] == 4.5 and parts[COMMUNICATION] == 1.0 + 0.5 + 0.25
-    assert parts[GEMM] == 1.75 and parts[OTHER] == 0.5
-
-
 def test_a_transfer_ends_once_and_only_within_a_step() -> None:
     meter = StepMeter("cpu")
     meter.transfer()()

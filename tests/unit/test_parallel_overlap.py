@@ -187,9 +187,9 @@ def test_every_head_is_in_one_message_of_its_rank(ranks: int, parts: Sequence[in
 @pytest.mark.parametrize(
     ("heads", "ranks", "sizes"),
     [
-        (56, 2, [[4, 4], [20, 20], [4, 4]]),
+        (56, 2, [[5, 5], [18, 18], [5, 5]]),
         (56, 3, [[3, 3, 3], [13, 13, 12], [3, 3, 3]]),
-        (56, 4, [[2] * 4, [10] * 4, [2] * 4]),
+        (56, 4, [[3] * 4, [9] * 4, [2] * 4]),
         (56, 6, [[5] * 6, [5, 5, 4, 4, 4, 4]]),  # less than two heads at the edges
         (4, 3, [[2, 1, 1]]),
     ],

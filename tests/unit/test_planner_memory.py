@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -36,11 +35,12 @@ from runtime.h3.text_vision import VisionConfig, VisionTower
 from runtime.h3.video_tiles import num_chunks, split
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
 from runtime.kernels.attention.own_v import with_own_v
+from runtime.kernels.elementwise.base import Copy
 from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.elementwise.vae_eager import VaeEager
 from runtime.kernels.linear.nvfp4_native import NVFP4NativeLinear, NVFP4Rows
 from runtime.messages import ModelFiles, Plan, Ref2VARequest
-from runtime.parallel.mesh import Exchange, Group, Mesh
+from runtime.parallel.mesh import Exchange, Group, Landing, Mesh
 from runtime.parallel.packed_rows import PackedGather, PackedReturn
 from runtime.parallel.shares import RowShares, head_shares, row_shares
 from runtime.parallel.turns import EDGES, HALVES
@@ -171,19 +171,30 @@ class Far(Group):
         return Exchange(sent_N.new_empty(sum(of)), sent_N)
 
 
-class FarWindows(Far):
-    """The same, received in windows that are there before."""
+class FarCopies:
+    """As a group's by copy engines, received in windows that are there before."""
 
-    windows: ClassVar[dict[tuple[int, int], Tensor]] = {}
+    def __init__(self) -> None:
+        self.windows: dict[tuple[object, ...], Tensor] = {}
 
-    def exchange(
-        self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int = 0
-    ) -> Exchange:
-        """As a group's by copy engines."""
-        key = (sum(of), place)
-        if key not in self.windows:
-            self.windows[key] = sent_N.new_empty(sum(of))
-        return Exchange(self.windows[key].view(-1), sent_N)
+    def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
+        """Of the right size."""
+        raise AssertionError("a block sends heads by `put`")
+
+    def keep(self, piece: Tensor, landings: Sequence[Landing], place: int, copy: Copy) -> None:
+        """Nothing."""
+
+    def put(self, pieces: Sequence[Tensor], landings: Sequence[Landing], place: int) -> Tensor:
+        """The window of the first rank."""
+        shape = landings[0].shape
+        if (shape, place) not in self.windows:
+            self.windows[shape, place] = pieces[0].new_empty(shape)
+        return self.windows[shape, place].view(shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the windows."""
+        return sum(window.nbytes for window in self.windows.values())
 
 
 class Native(NVFP4NativeLinear):
@@ -203,10 +214,11 @@ class Native(NVFP4NativeLinear):
         return torch.empty(x.num_rows, self.out_features, dtype=x.dtype, device=META)
 
 
-def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far]) -> int:
+def of_first_rank(ranks: int, rows: int, gather: str, copies: FarCopies | None) -> int:
     """Bytes that its block holds at once, of `rows` in all."""
     counts = row_shares(rows, ranks)
-    own, group = counts[0], far(size=ranks, members=object())  # type: ignore[arg-type]
+    own = counts[0]
+    group = Far(size=ranks, members=object(), copies=copies)  # type: ignore[arg-type]
     block = _block()
     attn, shared = block.attn, RowShares(counts)
     attended = with_own_v(attend, strided_v=False, copy=Tensor.copy_)
@@ -217,7 +229,7 @@ def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far]) -> int:
         there, back = PackedGather(group, shared), PackedReturn(group, shared)
         assert gather_rows(attn, attended, there, back, Mesh(rows=group))
     else:
-        parts = EDGES if far is FarWindows else HALVES
+        parts = HALVES if copies is None else EDGES
         attn.attend = Ulysses(attended, group, shared, Exchange.wait, parts)
     x = torch.empty(own, 5376, dtype=torch.bfloat16, device=META)
     turned = rows if gather == "packed_nvfp4" else own
@@ -225,10 +237,9 @@ def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far]) -> int:
     tables = [torch.empty(12, 5376, device=META) for _ in range(6)]
     # the gathered rows are let go before the rest, so attention alone tells whether they are less
     normed = torch.empty_like(x)
-    FarWindows.windows.clear()
     with torch.inference_mode():
         attn(normed, rope)
-    there = tuple(FarWindows.windows.values())
+    there = () if copies is None else tuple(copies.windows.values())
     attention = peak_bytes(lambda: attn(normed, rope), normed, rope, *there, *block.parameters())
     whole = peak_bytes(
         lambda: block(x, tables, [RowSpan(0, own, 0)], rope),
@@ -241,20 +252,21 @@ def of_first_rank(ranks: int, rows: int, gather: str, far: type[Far]) -> int:
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
 @pytest.mark.parametrize(
-    ("gather", "transport", "far"),
+    ("gather", "transport"),
     [
-        ("heads", "collective", Far),
-        ("packed_nvfp4", "collective", Far),
-        ("heads", "copy_engine", FarWindows),  # which stay beside what blocks hold
+        ("heads", "collective"),
+        ("packed_nvfp4", "collective"),
+        ("heads", "copy_engine"),  # whose windows stay beside what blocks hold
     ],
 )
 def test_ranks_that_share_rows_hold_what_their_blocks_do(
-    full: tuple[Plan, Mapping[str, Part]], gather: str, transport: str, far: type[Far], ranks: int
+    full: tuple[Plan, Mapping[str, Part]], gather: str, transport: str, ranks: int
 ) -> None:
     plan, parts = full
     shared = replace(plan, layout=f"U{ranks}", device="cuda", nvfp4="nvfp4_native")
     shared = replace(shared, gather=gather, transport=transport)
-    counted = of_first_rank(ranks, 20_511, gather, far)
+    copies = FarCopies() if transport == "copy_engine" else None
+    counted = of_first_rank(ranks, 20_511, gather, copies)
     assert memory.denoise(parts["dit"], shared, 20_511) == pytest.approx(counted, rel=0.01)
 
 

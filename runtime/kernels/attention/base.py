@@ -59,6 +59,4 @@ class AttentionBackend:
     # It is no slower on a V that is a view of the fused QKV: the denoiser then copies none, unless
     # the view's offsets pass 32 bits (own_v.py)
     strided_v: bool = False
-    # Calls in several streams may run at once: nothing lasts from one to another that both write
-    at_once: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)  # of q, k, v

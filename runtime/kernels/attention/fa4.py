@@ -72,5 +72,4 @@ BACKEND = AttentionBackend(
     head_dims=HEAD_DIMS,
     dtypes=DTYPES,
     strided_v=True,
-    at_once=True,
 )

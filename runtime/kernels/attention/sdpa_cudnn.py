@@ -44,5 +44,4 @@ BACKEND = AttentionBackend(
     load=load,
     route=route,
     requirement="a CUDA GPU of compute capability 8.0 or newer",
-    at_once=True,
 )
