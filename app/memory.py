@@ -19,8 +19,9 @@ from math import ceil, prod
 from app.estimate import Phase
 from app.linear_bytes import SHARED, converted
 from runtime.checkpoints.classify import Part, Residence, TensorReport
-from runtime.layouts import Layout, guided
+from runtime.layouts import Layout, guided, parts_of
 from runtime.messages import Plan, Ref2VARequest
+from runtime.parallel.shares import row_shares
 
 BENCHMARK = "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.md"
 WORKSPACE_BYTES = 220_000_000  # measured minus counted at the benchmark's shape
@@ -216,7 +217,7 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     layout = Layout.parse(plan.layout)
     hidden, inner = dit.dims["hidden"], dit.dims["heads"] * dit.dims["head dim"]
     most = _most_of(dit, plan)
-    own = -(-rows // layout.ulysses)
+    own = most_rows(plan, rows)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
     lasting = windows(dit, plan, rows) / _ITEM[plan.dtype]
     if layout.ulysses == 1 or plan.gather == "packed_nvfp4":
@@ -226,6 +227,12 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     mlp = own * widths * dit.dims["ffn"] * most["mlp"]
     embedded = rows * hidden  # before the first block, of all rows
     return lasting + max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)
+
+
+def most_rows(plan: Plan, rows: int) -> int:
+    """Of the rank that has most of these rows."""
+    ranks, split = Layout.parse(plan.layout).ulysses, parts_of(plan.row_split)
+    return max(row_shares(rows, ranks, split)) if split else -(-rows // ranks)
 
 
 def windows(dit: Part, plan: Plan, rows: int) -> int:
@@ -239,7 +246,7 @@ def windows(dit: Part, plan: Plan, rows: int) -> int:
     if layout.ulysses == 1 or plan.transport != "copy_engine":
         return 0
     hidden, inner = dit.dims["hidden"], dit.dims["heads"] * dit.dims["head dim"]
-    most, own = _most_of(dit, plan), -(-rows // layout.ulysses)
+    most, own = _most_of(dit, plan), most_rows(plan, rows)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
     if plan.gather == "packed_nvfp4":
         return int(_PACKED_VALUE * (rows * hidden + held))

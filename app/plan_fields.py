@@ -18,13 +18,15 @@ from runtime.messages import (
     Plan,
 )
 
-Kind = Literal["choice", "whole number", "number", "switch", "attention", "linear", "elementwise"]
+Kind = Literal[
+    "choice", "whole number", "number", "text", "switch", "attention", "linear", "elementwise"
+]
 _SECTIONS = ("attention", "linear", "elementwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanField:
-    """values: allowed ones, () for a number or a backend; lossy: those that change the result.
+    """values: allowed ones, () for a number, text or backend; lossy: those that change the result.
 
     kind: attention, linear and elementwise are a choice of the backends that the probe lists under
     that name; backends: the field that it lists them for, "" for the other kinds.
@@ -241,6 +243,13 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             ("collective", "copy_engine"),
             "choice",
             "Of GPUs that share rows. copy_engine: copies to each other's memory; unvalidated.",
+        ),
+        (
+            "row_split",
+            "Split of rows",
+            (),
+            "text",
+            "Of unequal GPUs that share rows: parts by rank, as 9984:10110; empty: alike.",
         ),
         (
             "island_rounding",

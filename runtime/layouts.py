@@ -13,6 +13,7 @@ LAYOUTS = (
     *("TP2", "TP3", "TP4", "TP6", "TP8", "TP2xU2", "TP2xU3", "TP2xU4", "TP4xU2"),
     *("CFG2", "CFG2xU2", "CFG2xU3", "CFG2xU4", "CFG2xTP2", "CFG2xTP4", "CFG2xTP2xU2"),
 )
+_SPLIT = re.compile(r"\d{1,9}(\.\d{1,9})?(:\d{1,9}(\.\d{1,9})?)+", re.ASCII)
 _NAME = re.compile(r"(?:CFG(\d+))?x?(?:TP(\d+))?x?(?:U(\d+))?")
 
 
@@ -55,6 +56,29 @@ class Layout:
         """The inverse of `parse`."""
         parts = (("CFG", self.guidance), ("TP", self.tensor), ("U", self.ulysses))
         return "x".join(f"{word}{n}" for word, n in parts if n > 1) or SINGLE
+
+
+def parts_of(split: str) -> tuple[float, ...]:
+    """Of plan field row_split: "9984:10110" or "0.49:0.51" by rank, () for ""; ValueError else."""
+    if not split:
+        return ()
+    parts = tuple(float(part) for part in split.split(":")) if _SPLIT.fullmatch(split) else ()
+    if not parts or min(parts) <= 0:
+        raise ValueError(
+            f"plan field row_split must be numbers above 0, one for each rank that shares rows, "
+            f"like 9984:10110 or 0.49:0.51, or empty for equal parts; got {split!r}"
+        )
+    return parts
+
+
+def check_split(layout: Layout, split: str) -> None:
+    """ValueError for as many parts as no ranks of the layout share rows; one rank has them all."""
+    parts = parts_of(split)
+    if parts and layout.ulysses not in (1, len(parts)):
+        raise ValueError(
+            f"plan field row_split has {len(parts)} parts, {split}, and {layout.ulysses} ranks of "
+            f"layout {layout.name} share rows; give it {layout.ulysses} parts, or none"
+        )
 
 
 def check_heads(layout: Layout, heads: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from runtime.layouts import Layout
+from runtime.layouts import Layout, check_split
 
 FPS = 24
 SIZE_MULTIPLE = 32
@@ -45,7 +45,7 @@ LTX_NVFP4_ORDERS = ("high_tiled", "high_linear", "low_tiled", "low_linear")
 LTX_LEAVES = (
     *("layout", "vae_attention", "kj_mode", "sol_tau", "sol_sinks", "memory", "dense", "fp8"),
     *("int8", "amax", "overlap", "gather", "transport", "elementwise", "island_rounding"),
-    "vae_blend",
+    *("vae_blend", "row_split"),
     *("vae_tiles", "adaln", "graphs", "cache", "cache_threshold", "cache_warmup", "cache_max_run"),
 )
 
@@ -267,6 +267,9 @@ class Plan:
     # of ranks that share rows. collective: gloo or NCCL; copy_engine: each writes to the others'
     # memory by its GPU's copy engines, one host (never run on GPUs)
     transport: str = "collective"
+    # of ranks that share rows: in which proportion, as 9984:10110; "": alike. For unequal GPUs, as
+    # all wait for the slowest; the heads are shared alike in any case
+    row_split: str = ""
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
     # step, kitchen rounds the rotation once
@@ -391,6 +394,7 @@ class Plan:
                 f"runs in groups of heads there, after all of them were projected"
             )
         layout = Layout.parse(self.layout)
+        check_split(layout, self.row_split)
         if layout.ranks == 1:
             return
         if self.transport == "copy_engine" and self.device != "cuda":

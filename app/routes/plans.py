@@ -58,6 +58,7 @@ class PlanJson(_Strict):
     amax: str | None = None
     overlap: str | None = None
     transport: str | None = None
+    row_split: str | None = None
     gather: str | None = None
     weights: str | None = None
     elementwise: str | None = None

@@ -29,7 +29,7 @@ function planFields(box, changed) {
   }
 
   const isNumber = (it) => it.kind === 'number' || it.kind === 'whole number';
-  const chosen = (it) => (isNumber(it) || it.kind === 'switch' ? null : choices(it).find((one) => one.name === values[it.name]));
+  const chosen = (it) => (isNumber(it) || it.kind === 'text' || it.kind === 'switch' ? null : choices(it).find((one) => one.name === values[it.name]));
 
   // A number that cannot be kept stays as it was typed, with the sentence that says why.
   function number(it, input) {
@@ -63,6 +63,14 @@ function planFields(box, changed) {
       input.autocomplete = 'off';
       input.value = typed[it.name] ? typed[it.name].text : values[it.name];
       input.addEventListener('change', () => number(it, input));
+      return input;
+    }
+    if (it.kind === 'text') {
+      const input = h3.make('input');
+      input.autocomplete = 'off';
+      input.spellcheck = false;
+      input.value = values[it.name];
+      input.addEventListener('change', () => set(it.name, input.value.trim()));
       return input;
     }
     const select = h3.make('select');

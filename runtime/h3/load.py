@@ -25,7 +25,7 @@ from runtime.h3.parallelize import share_amax, share_rows, share_weights
 from runtime.kernels.attention import AttentionOptions, attention_backend, load_attention
 from runtime.kernels.attention.own_v import with_own_v
 from runtime.kernels.elementwise import load as load_elementwise
-from runtime.layouts import Layout, check_heads
+from runtime.layouts import Layout, check_heads, parts_of
 from runtime.messages import Plan
 from runtime.meter import ATTENTION, GEMM, StepMeter
 from runtime.parallel.copy_engine import by_copy_engine, copies
@@ -140,7 +140,7 @@ def load_denoiser(
         for name in linears:  # quantised ones have become modules of their backend
             linear = model.get_submodule(name)
             linear.forward = meter.wrap(GEMM, linear.forward)
-    share_rows(model, mesh, meter)
+    share_rows(model, mesh, meter, parts_of(plan.row_split))
     if plan.amax == "shared":
         share_amax(model, mesh, meter)
     if plan.graphs:

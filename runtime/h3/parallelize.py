@@ -42,11 +42,18 @@ class OwnRows:
     """
 
     def __init__(
-        self, model: H3Model, mesh: Mesh, shared: RowShares, wait: Wait, *, gathered: bool
+        self,
+        model: H3Model,
+        mesh: Mesh,
+        shared: RowShares,
+        wait: Wait,
+        *,
+        gathered: bool,
+        split: Sequence[float],
     ) -> None:
-        """gathered: Q and K are of all rows, and rotate by the table of all."""
+        """gathered: Q and K are of all rows, and rotate by the table of all. split: row_shares'."""
         self._model, self._group, self._shared, self._wait = model, mesh.rows, shared, wait
-        self._gathered = gathered
+        self._gathered, self._split = gathered, split
 
     def embed(self, video_rows: Tensor, audio_rows: Tensor, inputs: PackedInputs) -> Tensor:
         """H3Model.embed, then its own rows [R, D]: embedding all keeps the bits of the GEMM."""
@@ -102,7 +109,7 @@ class OwnRows:
         return 0 if self._group.copies is None else self._group.copies.num_bytes
 
     def _own(self, num_rows: int) -> slice:
-        counts = row_shares(num_rows, self._group.size)
+        counts = row_shares(num_rows, self._group.size, self._split)
         self._shared.counts = counts
         return ranges(counts)[self._group.rank]
 
@@ -113,10 +120,13 @@ def window_bytes(model: H3Model) -> int:
     return own.window_bytes if isinstance(own, OwnRows) else 0
 
 
-def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> None:
+def share_rows(
+    model: H3Model, mesh: Mesh, meter: StepMeter | None = None, split: Sequence[float] = ()
+) -> None:
     """From now on the model evaluates this rank's rows, with attention over all of them.
 
-    Called once its weights are there; `meter` measures how long exchanges are waited for.
+    Called once its weights are there; `meter` measures how long exchanges are waited for. split: in
+    which proportion the ranks share the rows (row_shares).
     """
     if mesh.rows.size == 1:
         return
@@ -137,7 +147,7 @@ def share_rows(model: H3Model, mesh: Mesh, meter: StepMeter | None = None) -> No
             attn.attend = ulysses
             if overlapped:
                 overlap(attn, ulysses)
-    own = OwnRows(model, mesh, shared, wait, gathered=gathered)
+    own = OwnRows(model, mesh, shared, wait, gathered=gathered, split=split)
     model.embed = own.embed  # type: ignore[method-assign]
     model.run_blocks = own.run_blocks  # type: ignore[assignment,method-assign]
     model.finish = own.finish  # type: ignore[assignment,method-assign]

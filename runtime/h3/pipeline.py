@@ -53,7 +53,7 @@ from runtime.h3.video_vae import load_vae_attention, load_video_vae
 from runtime.job import Job
 from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import elementwise_backend
-from runtime.layouts import Layout, check_guidance, guided
+from runtime.layouts import Layout, check_guidance, guided, parts_of
 from runtime.machine import driver
 from runtime.media.frames import write_frames
 from runtime.media.tensors import read_pair, write_safetensors_atomic
@@ -374,7 +374,8 @@ class Pipeline:
             references = request.negative_references
             sides.append(negative_inputs(inputs, request.negative_prompt, references=references))
         attention, parts = attention_backend(plan.attention), self.mesh.rows.size
-        check_rows(sides, target_of(request), self.tokenizer, attention, parts)
+        split = parts_of(plan.row_split)
+        check_rows(sides, target_of(request), self.tokenizer, attention, parts, split)
 
         def stage(name: str) -> AbstractContextManager[None]:
             job.progress(name, 0, 1)

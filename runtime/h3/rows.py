@@ -50,16 +50,17 @@ def check_rows(
     tokenizer: Tokenizer,
     attention: AttentionBackend,
     parts: int,
+    split: Sequence[float] = (),
 ) -> None:
     """Refuses the rows of a request: Unavailable of its attention, ValueError of its layout.
 
-    parts: how many ranks share the packed rows.
+    parts: how many ranks share the packed rows; split: in which proportion.
     """
     for side in sides:
         rows = count_rows(side, target, tokenizer)
         attention.check_rows(rows.text)
         attention.check_rows(rows.packed)
-        row_shares(rows.packed, parts)
+        row_shares(rows.packed, parts, split)
 
 
 def count_rows(inputs: ConditioningInputs, target: TargetShape, tokenizer: Tokenizer) -> Rows:

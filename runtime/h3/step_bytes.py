@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runtime.h3.config import PATCH, H3Config
 from runtime.h3.packing import PackedLayout, TargetShape
-from runtime.layouts import Layout
+from runtime.layouts import Layout, parts_of
 from runtime.messages import Plan
 from runtime.parallel.volume import Moved, Shape, of_a_step
 
@@ -29,6 +29,7 @@ def step_bytes(
             blocks=cfg.num_layers,
             value_bytes=_VALUE_BYTES[plan.dtype],
             gathered=plan.gather == "packed_nvfp4",
+            split=parts_of(plan.row_split),
         )
         for side in sides
     ]

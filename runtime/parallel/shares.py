@@ -28,14 +28,37 @@ def ranges(counts: Sequence[int]) -> tuple[slice, ...]:
     return tuple(found)
 
 
-def row_shares(num_rows: int, parts: int) -> tuple[int, ...]:
-    """The rows of each rank; ValueError where a rank would have none."""
+def row_shares(num_rows: int, parts: int, split: Sequence[float] = ()) -> tuple[int, ...]:
+    """The rows of each rank; ValueError where a rank would have none.
+
+    split: in which proportion, () for shares that differ by one at most.
+    """
     if num_rows < parts:
         raise ValueError(
             f"the request has {num_rows} packed rows, too few for {parts} ranks that share them; "
             f"choose a layout with at most {num_rows}"
         )
-    return shares(num_rows, parts)
+    if not split or parts == 1:
+        return shares(num_rows, parts)
+    assert len(split) == parts, "check_split comes first"
+    return _in_proportion(num_rows, split)
+
+
+def _in_proportion(num_rows: int, split: Sequence[float]) -> tuple[int, ...]:
+    """Whole rows next to the exact shares; the largest remainders are rounded up."""
+    exact = [num_rows * part / sum(split) for part in split]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(split)), key=lambda rank: counts[rank] - exact[rank])
+    for rank in by_remainder[: num_rows - sum(counts)]:
+        counts[rank] += 1
+    if min(counts) == 0:
+        words = ":".join(f"{part:g}" for part in split)
+        raise ValueError(
+            f"the request has {num_rows} packed rows, and plan field row_split {words} leaves none "
+            f"for rank {counts.index(0)} of those that share them; choose parts nearer to each "
+            f"other, or none"
+        )
+    return tuple(counts)
 
 
 def head_shares(num_heads: int, parts: int) -> tuple[int, ...]:

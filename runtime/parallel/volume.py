@@ -47,6 +47,7 @@ class Shape:
     blocks: int
     value_bytes: int
     gathered: bool = False
+    split: tuple[float, ...] = ()  # of the rows among ranks; row_shares'
 
 
 def of_a_step(layout: Layout, sides: Sequence[Shape], latent_values: int) -> tuple[Moved, ...]:
@@ -65,7 +66,7 @@ def of_a_step(layout: Layout, sides: Sequence[Shape], latent_values: int) -> tup
 def evaluation(layout: Layout, shape: Shape) -> tuple[Moved, ...]:
     """Of each rank of a side: the sum over the blocks, and what is predicted."""
     weights, rows = layout.tensor, layout.ulysses
-    counts = row_shares(shape.rows, rows)
+    counts = row_shares(shape.rows, rows, shape.split)
     found = []
     for rank in range(layout.of_a_side):
         heads = head_shares(shape.heads, weights)[rank % weights]

@@ -30,6 +30,7 @@ _ALONE = {
     "overlap": "off",
     "gather": "heads",
     "transport": "collective",
+    "row_split": "",
     "amax": "shared",
 }
 

@@ -75,6 +75,7 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         overlap=plan.overlap,
         gather=plan.gather,
         transport=plan.transport,
+        row_split=plan.row_split,
         attention=plan.attention,
         kj_mode=plan.kj_mode,
         sol_tau=plan.sol_tau,

@@ -72,6 +72,13 @@ def test_a_plan_is_changed_checked_saved_used_and_deleted(page: Page, console: S
     assert page.text(".ly-differs .ly-changes") == "nothing yet"
     page.click(".ly-group[data-group=Process] summary")
     page.fill("[data-plan=threads]", "1")
+    page.click(".ly-group[data-group=Layers] summary")
+    page.fill("[data-plan=row_split]", "1:")
+    page.fill(".ly-name", OWN)
+    page.press(".ly", "Save plan")
+    page.until(lambda: "row_split must be numbers above 0" in page.text(".ly-plan-alert"))
+    assert any("400" in line for line in page.errors())  # the browser tells of every refusal
+    page.fill("[data-plan=row_split]", " 9984:10110 ")
     page.choose("[data-plan=text_encoder]", "stream")
     changes = page.text(".ly-differs .ly-changes")
     assert "CPU threads" in changes and "stream" in changes
@@ -82,6 +89,7 @@ def test_a_plan_is_changed_checked_saved_used_and_deleted(page: Page, console: S
     page.until(lambda: page.text(".ly-origin") == "user")
     saved = console.api(f"/plans/{OWN}")["fields"]
     assert (saved["threads"], saved["text_encoder"]) == (1, "stream")
+    assert saved["row_split"] == "9984:10110"
     page.press(".ly", "Use for Generate")
     page.until(lambda: page.js("return h3.draft.get().plan") == OWN)
     page.js("h3.go('layout')")

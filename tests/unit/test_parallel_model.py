@@ -44,6 +44,8 @@ MORE = {  # on two ranks
     "memory low": Case(fields={"memory": "low", "dtype": "bf16"}),
     "sdpa_math": Case(fields={"attention": "sdpa_math"}),
     "local": replace(NATIVE, fields={**NATIVE.fields, "amax": "local"}),
+    "rows split": Case(fields={"dtype": "bf16", "row_split": "2:5"}),
+    "nvfp4_native, rows split": replace(NATIVE, fields={**NATIVE.fields, "row_split": "2:5"}),
 }
 LAYOUTS = ("U2", "U4", "U6", "U7", "U8")
 CUT = {"fp32": Case(), "nvfp4_dequant, fp32": Case(stored="nvfp4")}  # weights: bf16 sums differ

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.checkpoints import open_checkpoint
 from runtime.h3.load import load_denoiser
-from runtime.layouts import Layout, check_heads
+from runtime.layouts import Layout, check_heads, parts_of
 from runtime.parallel.mesh import BACKSTOP, Exchange, Group, Mesh
 from runtime.parallel.shares import RowShares, head_shares, ranges, row_shares, shares, unit_shares
 from runtime.parallel.turns import HALVES
@@ -87,6 +87,43 @@ def test_shares_are_ragged_and_never_padded() -> None:
     for total in (1021, 20094):
         for parts in RANKS:
             assert sum(shares(total, parts)) == total
+
+
+@pytest.mark.parametrize(
+    ("total", "split", "counts"),
+    [
+        (20094, "9984:10110", (9984, 10110)),
+        (20094, "0.4925:0.5075", (9896, 10198)),
+        (20511, "1:1", (10256, 10255)),
+        (67, "1:2:3:4:5:6", (3, 6, 10, 13, 16, 19)),  # of 3.19, 6.38, 9.57, 12.76, 15.95, 19.14
+        (3, "1:1.4", (1, 2)),
+    ],
+)
+def test_rows_are_split_in_proportion_to_the_last_one(
+    total: int, split: str, counts: tuple[int, ...]
+) -> None:
+    found = row_shares(total, len(counts), parts_of(split))
+    assert found == counts and sum(found) == total
+
+
+def test_a_split_that_leaves_a_rank_without_rows_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"67 packed rows, and .* 1:1000 leaves none for rank 0"):
+        row_shares(67, 2, parts_of("1:1000"))
+    assert row_shares(67, 1, parts_of("1:1000")) == (67,)  # one rank has them all
+
+
+@pytest.mark.parametrize("split", ["1", "1:", ":1", "1:0", "-1:2", "1:x", "1:1e9", "1;2", "1: 2"])
+def test_a_split_is_numbers_above_zero(split: str) -> None:
+    with pytest.raises(ValueError, match="row_split must be numbers above 0, one for each rank"):
+        demo_plan(layout="U2", row_split=split)
+
+
+def test_a_split_has_a_part_for_every_rank_that_shares_rows() -> None:
+    for layout in ("U3", "TP2xU3", "CFG2xU3"):
+        with pytest.raises(ValueError, match="row_split has 2 parts, 1:2, and 3 ranks of layout"):
+            demo_plan(layout=layout, row_split="1:2")
+    for layout in ("U2", "TP4xU2", "TP2", "single"):
+        assert demo_plan(layout=layout, row_split="1:2").row_split == "1:2"
 
 
 def test_too_few_heads_or_units_are_refused_in_a_sentence() -> None:

@@ -32,6 +32,7 @@ NATIVE = Case(stored="nvfp4", fields={"nvfp4": "nvfp4_native", "dtype": "bf16"})
 MORE = {
     "overlap": replace(CASES["bf16"], fields={"dtype": "bf16", "overlap": "qkv"}),
     "nvfp4_native": NATIVE,
+    "rows split": replace(CASES["bf16"], fields={"dtype": "bf16", "row_split": "2:5"}),
 }
 
 

@@ -268,6 +268,8 @@ def test_ranks_that_share_rows_hold_what_their_blocks_do(
     copies = FarCopies() if transport == "copy_engine" else None
     counted = of_first_rank(ranks, 20_511, gather, copies)
     assert memory.denoise(parts["dit"], shared, 20_511) == pytest.approx(counted, rel=0.01)
+    split = replace(shared, row_split=":".join(["1.5", *["1"] * (ranks - 1)]))
+    assert memory.denoise(parts["dit"], split, 20_511) > 1.1 * counted
 
 
 def test_windows_of_both_sides_stay_while_other_stages_run(

@@ -4,7 +4,8 @@
 #   tests (150)              every test of two GPUs
 #   exchange (40)            an exchange and attention alone and at once; NCCL with high priority too
 #   ATTENTION-OVERLAP-TRANSPORT (90 to 140), as sdpa_cudnn-off-collective or fa4-off-copy_engine:
-#                            `launch.py sweep --layouts U2`, STEPS steps (6), more options in SWEEP
+#                            `launch.py sweep --layouts U2`, STEPS steps (6), more options in SWEEP,
+#                            more plan fields in FIELDS (row_split=9984:10110)
 # Here, before: `PAIR=1 tests/gpu/h200/carry.sh`, then one `run` per part with take.sh. Results to
 # $OUT/sweeps.jsonl. An environment variable of a call (TORCH_NCCL_HIGH_PRIORITY=1) holds for all its cases.
 set -uo pipefail
@@ -16,8 +17,9 @@ nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 sweep() { # sweep CASE
   local attention overlap transport
   IFS=- read -r attention overlap transport <<< "$1"
-  plan "$1" "attention=$attention" "overlap=$overlap" "transport=$transport" vae_tiles=5
-  # shellcheck disable=SC2086  # SWEEP is a list of options
+  # shellcheck disable=SC2086  # FIELDS and SWEEP are lists
+  plan "$1" "attention=$attention" "overlap=$overlap" "transport=$transport" vae_tiles=5 ${FIELDS-}
+  # shellcheck disable=SC2086
   python3 launch.py sweep --plan "$P/$1.toml" --layouts U2 --text-rows 300 --random-weights pruned_bf16 \
     --rounds 1 --steps "${STEPS:-6}" ${SWEEP---no-decode} --record-to "$out/sweeps.jsonl" \
     > "$out/$1.txt" 2> "$out/$1.err"
