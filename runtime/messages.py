@@ -265,7 +265,7 @@ class Plan:
     # packed NVFP4 rows that QKV and out_proj are made of, 9/16 byte a value, where links are slow
     gather: str = "heads"
     # of ranks that share rows. collective: gloo or NCCL; copy_engine: each writes to the others'
-    # memory by its GPU's copy engines, one host (never run on GPUs)
+    # memory by its GPU's copy engines, one host
     transport: str = "collective"
     # of ranks that share rows: in which proportion, as 9984:10110; "": alike. For unequal GPUs, as
     # all wait for the slowest; the heads are shared alike in any case

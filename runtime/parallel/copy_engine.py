@@ -1,11 +1,11 @@
 """Plan field transport = copy_engine: ranks write their messages into each other's memory.
 
 A GPU's copy engines do it, which take no processor from what is computed meanwhile: NCCL's kernels
-do, and hide two fifths of an exchange behind attention (docs/experiments.md). torch's symmetric
-memory maps the windows and meets; one host, GPUs that reach each other's memory.
+do, and hide two fifths of an exchange behind attention, copies all of it (docs/experiments.md).
+torch's symmetric memory maps the windows and meets; one host, GPUs that reach each other's memory.
 
-UNVALIDATED: never run on GPUs. The order of meeting, writing and reading is tested on CPU ranks
-that share memory (tests/unit/test_parallel_copies.py).
+Run on two GPUs. The order of meeting, writing and reading is tested on CPU ranks that share memory
+as well (tests/unit/test_parallel_copies.py).
 """
 
 from __future__ import annotations
