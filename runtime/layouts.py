@@ -13,7 +13,7 @@ LAYOUTS = (
     *("TP2", "TP3", "TP4", "TP6", "TP8", "TP2xU2", "TP2xU3", "TP2xU4", "TP4xU2"),
     *("CFG2", "CFG2xU2", "CFG2xU3", "CFG2xU4", "CFG2xTP2", "CFG2xTP4", "CFG2xTP2xU2"),
 )
-_SPLIT = re.compile(r"\d{1,9}(\.\d{1,9})?(:\d{1,9}(\.\d{1,9})?)+", re.ASCII)
+_SPLIT = re.compile(r"\d{1,9}(\.\d{1,9})?(:\d{1,9}(\.\d{1,9})?){1,63}", re.ASCII)
 _NAME = re.compile(r"(?:CFG(\d+))?x?(?:TP(\d+))?x?(?:U(\d+))?")
 
 
@@ -60,13 +60,14 @@ class Layout:
 
 def parts_of(split: str) -> tuple[float, ...]:
     """Of plan field row_split: "9984:10110" or "0.49:0.51" by rank, () for ""; ValueError else."""
-    if not split:
+    if split == "":
         return ()
-    parts = tuple(float(part) for part in split.split(":")) if _SPLIT.fullmatch(split) else ()
+    told = type(split) is str and _SPLIT.fullmatch(split)  # a stored plan may hold anything
+    parts = tuple(float(part) for part in split.split(":")) if told else ()
     if not parts or min(parts) <= 0:
         raise ValueError(
             f"plan field row_split must be numbers above 0, one for each rank that shares rows, "
-            f"like 9984:10110 or 0.49:0.51, or empty for equal parts; got {split!r}"
+            f"like 9984:10110 or 0.49:0.51, or empty for equal parts; got {split!r:.80}"
         )
     return parts
 

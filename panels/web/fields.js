@@ -3,7 +3,7 @@ function planFields(box, changed) {
   const opened = new Set();
   let found = null, values = null, base = null, typed = {};
 
-  const shown = (value) => (value === true ? 'on' : value === false ? 'off' : String(value));
+  const shown = (value) => (value === true ? 'on' : value === false ? 'off' : value === '' ? 'empty' : String(value));
 
   const ltx = () => values.family === 'ltx';
   const CLOSED = 'not validated on LTX yet'; // as the engine refuses it (runtime/messages.py)

@@ -84,10 +84,15 @@ class Windows:
 
     def there(self, qkv_R3Hd: Tensor, turn: Turn, place: int) -> Exchange:
         """As Carrier."""
-        width, rows = qkv_R3Hd.shape[-1], ranges(self._rows.counts)
+        num_rows, _, _, width = qkv_R3Hd.shape
+        rows, counts = ranges(self._rows.counts), counts_of(turn)
         mine = (rows[self._group.rank],)
-        pieces = [qkv_R3Hd[:, :, heads].flatten(2) for heads in heads_of(turn)]
-        landings = [Landing((rows[-1].stop, 3, count * width), mine) for count in counts_of(turn)]
+        # views: what is sent is held by its own piece, so a copy would go while it is read
+        pieces = [
+            qkv_R3Hd[:, :, heads].view(num_rows, 3, count * width)
+            for heads, count in zip(heads_of(turn), counts, strict=True)
+        ]
+        landings = [Landing((rows[-1].stop, 3, count * width), mine) for count in counts]
         return self._group.put(pieces, landings, place, self._copy)
 
     def back(self, out_ShD: Tensor, turn: Turn, num_heads: int, place: int) -> Exchange:

@@ -29,8 +29,8 @@ from runtime.messages import Plan
 from runtime.parallel.mesh import BACKSTOP, Group, Landing, Mesh
 
 NAME = "transport copy_engine"
-# Of one evaluation: there and back for three messages, and what is predicted. Two sides of a
-# request have rows of their own.
+# Of one evaluation: three messages there, one for all that comes back, and what is predicted; with
+# memory low seven, as groups of heads differ in size. Two sides of a request have their own rows.
 MOST_WINDOWS = 16
 # Nothing here writes to all at once, and a fault of NVLink multicast outlives the program.
 _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"

@@ -52,7 +52,7 @@ def _in_proportion(num_rows: int, split: Sequence[float]) -> tuple[int, ...]:
     for rank in by_remainder[: num_rows - sum(counts)]:
         counts[rank] += 1
     if min(counts) == 0:
-        words = ":".join(f"{part:g}" for part in split)
+        words = ":".join(f"{part:.9f}".rstrip("0").rstrip(".") for part in split)  # as it is given
         raise ValueError(
             f"the request has {num_rows} packed rows, and plan field row_split {words} leaves none "
             f"for rank {counts.index(0)} of those that share them; choose parts nearer to each "

@@ -82,6 +82,7 @@ def test_a_plan_is_changed_checked_saved_used_and_deleted(page: Page, console: S
     page.choose("[data-plan=text_encoder]", "stream")
     changes = page.text(".ly-differs .ly-changes")
     assert "CPU threads" in changes and "stream" in changes
+    assert "Split of rows\nempty\n→ 9984:10110" in changes.replace(" →", "\n→")
     page.press(".ly", "Check")
     page.until(lambda: "packed rows" in page.text(".ly-verdict"))
     page.fill(".ly-name", OWN)

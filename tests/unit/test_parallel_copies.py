@@ -25,10 +25,11 @@ from runtime.kernels.unavailable import Unavailable
 from runtime.layouts import Layout
 from runtime.messages import Plan
 from runtime.parallel import copy_engine
+from runtime.parallel.carriers import carrier_of
 from runtime.parallel.copy_engine import MOST_WINDOWS, CopyEngine, Ends, by_copy_engine, lines
 from runtime.parallel.mesh import ALONE, Exchange, Group, Mesh
 from runtime.parallel.shares import RowShares, ranges, row_shares
-from runtime.parallel.turns import EDGES, HALVES
+from runtime.parallel.turns import EDGES, HALVES, turns
 from runtime.parallel.ulysses import Ulysses
 from tests.denoiser_parts import demo_plan
 from tests.rank_processes import on_ranks
@@ -186,6 +187,14 @@ def reused(mesh: Mesh, folder: str) -> tuple[bool, int]:
 def test_windows_are_used_again_layer_by_layer(tmp_path: Path) -> None:
     # three there, though the first and the last are alike in size, and one for all back; then two
     assert on_ranks(reused, "U2", str(tmp_path)) == [(True, 3 + 1 + 2)] * 2
+
+
+def test_what_is_sent_is_never_a_copy_that_nobody_holds() -> None:
+    group = Group(size=2, members=object(), copies=object())  # type: ignore[arg-type]
+    apart = torch.zeros(5, 3, HEADS, 8)[..., :4]  # heads that do not follow each other
+    carrier = carrier_of(group, RowShares((5, 4)), Tensor.copy_)
+    with pytest.raises(RuntimeError, match="view"):
+        carrier.there(apart, turns(HEADS, 2, HALVES)[0], 0)
 
 
 def evicted(mesh: Mesh, folder: str) -> tuple[bool, int]:

@@ -109,13 +109,25 @@ def test_rows_are_split_in_proportion_to_the_last_one(
 def test_a_split_that_leaves_a_rank_without_rows_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"67 packed rows, and .* 1:1000 leaves none for rank 0"):
         row_shares(67, 2, parts_of("1:1000"))
+    with pytest.raises(ValueError, match=r"row_split 0\.00001:1234567\.5 leaves none for rank 0"):
+        row_shares(67, 2, parts_of("0.00001:1234567.5"))  # as it was given
     assert row_shares(67, 1, parts_of("1:1000")) == (67,)  # one rank has them all
 
 
-@pytest.mark.parametrize("split", ["1", "1:", ":1", "1:0", "-1:2", "1:x", "1:1e9", "1;2", "1: 2"])
-def test_a_split_is_numbers_above_zero(split: str) -> None:
-    with pytest.raises(ValueError, match="row_split must be numbers above 0, one for each rank"):
+@pytest.mark.parametrize(
+    "split",
+    [
+        *("1", "1:", ":1", "1:0", "-1:2", "1:x", "1:1e9", "1;2", "1: 2", "1:2\n", "nan:1", "１:２"),
+        ":".join(["1"] * 65),
+        "1:2:" * 200_000 + "1",
+        *(None, 0, 5, 1.5, True, [1, 2], ["1", "2"]),  # of a stored plan
+    ],
+)
+def test_a_split_is_numbers_above_zero(split: object) -> None:
+    match = "row_split must be numbers above 0, one for each rank"
+    with pytest.raises(ValueError, match=match) as caught:
         demo_plan(layout="U2", row_split=split)
+    assert len(str(caught.value)) < 300
 
 
 def test_a_split_has_a_part_for_every_rank_that_shares_rows() -> None:
