@@ -180,9 +180,11 @@ class SymmetricWindow:
         self._own = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
         # It is filled with zeros, and the words in which members meet with it, on the default
         # stream: whoever signalled before that would wait for ever. Nobody goes on from the
-        # rendezvous before all are in it.
+        # rendezvous before all are in it. What that lays on the device (the members' addresses)
+        # may be on its way in the same stream, and the line does not wait for that one.
         torch.cuda.synchronize(device)
         self._handle: Any = symmetric.rendezvous(self._own, members)
+        torch.cuda.synchronize(device)
 
     def of(self, member: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A view; another member's memory has this process's device too."""
