@@ -242,7 +242,7 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Transport",
             ("collective", "copy_engine"),
             "choice",
-            "Of GPUs that share rows. copy_engine: copies to each other's memory; one host, faster.",
+            "Of GPUs that share rows. copy_engine: copies to each other's memory, on one host.",
         ),
         (
             "row_split",
