@@ -21,7 +21,6 @@ from app.linear_bytes import SHARED, converted
 from runtime.checkpoints.classify import Part, Residence, TensorReport
 from runtime.layouts import Layout, guided, parts_of
 from runtime.messages import Plan, Ref2VARequest
-from runtime.parallel.shares import row_shares
 
 BENCHMARK = "docs/benchmarks/h200x1_nvfp4_dequant_ref2va_960x544_124f_202611.md"
 WORKSPACE_BYTES = 220_000_000  # measured minus counted at the benchmark's shape
@@ -230,9 +229,9 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
 
 
 def most_rows(plan: Plan, rows: int) -> int:
-    """Of the rank that has most of these rows."""
+    """Of the rank that has most of these rows, or one more."""
     ranks, split = Layout.parse(plan.layout).ulysses, parts_of(plan.row_split)
-    return max(row_shares(rows, ranks, split)) if split else -(-rows // ranks)
+    return ceil(rows * max(split) / sum(split)) if split and ranks > 1 else -(-rows // ranks)
 
 
 def windows(dit: Part, plan: Plan, rows: int) -> int:

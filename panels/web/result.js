@@ -174,7 +174,7 @@ function draw() {
   h3.write(q('.run-phase'), job ? phase() : '');
   bar();
   clock();
-  if (!job) { screenOf(); trouble((h3.jobs.engine && h3.jobs.engine.reason) || ''); q('.run-acts').replaceChildren(); h3.write(q('.run-facts'), ''); return; }
+  if (!job) { told = ''; screenOf(); trouble((h3.jobs.engine && h3.jobs.engine.reason) || ''); q('.run-acts').replaceChildren(); h3.write(q('.run-facts'), ''); return; }
   if (job.preview && !job.ended) showPreview(job.preview);
   if (!fresh) { tell().catch(() => { told = ''; }); return; }
   screenOf();

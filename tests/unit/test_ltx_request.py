@@ -43,6 +43,7 @@ def other_values() -> dict[str, Any]:
             "switch": (True, False),
             "whole number": (1, 2),
             "number": (0.5,),
+            "text": ("1:2",),
             **dict.fromkeys(("attention", "linear", "elementwise"), ("triton", "fp8_rowwise")),
         }
         for value in field.values or values.get(field.kind, ()):
