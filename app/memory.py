@@ -216,7 +216,7 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     layout = Layout.parse(plan.layout)
     hidden, inner = dit.dims["hidden"], dit.dims["heads"] * dit.dims["head dim"]
     most = _most_of(dit, plan)
-    own = most_rows(plan, rows)
+    own = _most_rows(plan, rows)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
     lasting = windows(dit, plan, rows) / _ITEM[plan.dtype]
     if layout.ulysses == 1 or plan.gather == "packed_nvfp4":
@@ -228,7 +228,7 @@ def _shared(dit: Part, plan: Plan, rows: int, widths: float) -> float:
     return lasting + max(own * 2 * hidden + max(mlp, exchange), own * hidden + embedded)
 
 
-def most_rows(plan: Plan, rows: int) -> int:
+def _most_rows(plan: Plan, rows: int) -> int:
     """Of the rank that has most of these rows, or one more."""
     ranks, split = Layout.parse(plan.layout).ulysses, parts_of(plan.row_split)
     return ceil(rows * max(split) / sum(split)) if split and ranks > 1 else -(-rows // ranks)
@@ -245,7 +245,7 @@ def windows(dit: Part, plan: Plan, rows: int) -> int:
     if layout.ulysses == 1 or plan.transport != "copy_engine":
         return 0
     hidden, inner = dit.dims["hidden"], dit.dims["heads"] * dit.dims["head dim"]
-    most, own = _most_of(dit, plan), most_rows(plan, rows)
+    most, own = _most_of(dit, plan), _most_rows(plan, rows)
     here, held = rows * inner * most["here"], own * inner * most["attn"]
     if plan.gather == "packed_nvfp4":
         return int(_PACKED_VALUE * (rows * hidden + held))

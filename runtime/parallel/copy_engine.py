@@ -85,22 +85,19 @@ class CopyEngine:
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
         """As mesh.Group.exchange, in the current stream."""
         pieces, landings = sent_N.split(list(to)), self._landings(Ends(tuple(to), tuple(of)))
-        self.keep(pieces[self._rank], landings, place, self._copy)
-        return self.put(pieces, landings, place)
-
-    def keep(self, piece: Tensor, landings: Sequence[Landing], place: int, copy: Copy) -> None:
-        """The member's own piece, which nobody waits for but the current stream."""
-        window = self._window(landings, place, piece.dtype)
-        copy(_landed(window, self._rank, landings, piece.dtype), piece)
+        received = self.put(pieces, landings, place)
+        self._copy(received[landings[self._rank].part], pieces[self._rank])
+        return received
 
     def put(self, pieces: Sequence[Tensor], landings: Sequence[Landing], place: int) -> Tensor:
-        """What lies in this member's window once the others have written to it."""
+        """As mesh.Group.put but for the member's own piece, in the current stream."""
         dtype = pieces[self._rank].dtype
         window = self._window(landings, place, dtype)
         window.meet()  # whoever reads what the last exchange left has read it
         for distance in range(1, self._size):  # each member from another
             member = (self._rank + distance) % self._size
-            self._copy(_landed(window, member, landings, dtype), pieces[member])
+            shape, part = landings[member]
+            self._copy(window.of(member, shape, dtype)[part], pieces[member])
         window.meet()  # everything is there
         return window.of(self._rank, landings[self._rank].shape, dtype)
 
@@ -128,11 +125,6 @@ class CopyEngine:
             self._windows[key] = self._open(num_bytes), num_bytes
         self._windows.move_to_end(key)
         return self._windows[key][0]
-
-
-def _landed(window: Window, member: int, landings: Sequence[Landing], dtype: torch.dtype) -> Tensor:
-    shape, part = landings[member]
-    return window.of(member, shape, dtype)[part]
 
 
 def lines(x: Tensor) -> Tensor:

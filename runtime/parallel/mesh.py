@@ -58,9 +58,6 @@ class Copies(Protocol):
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
         """As Group.exchange, in the current stream."""
 
-    def keep(self, piece: Tensor, landings: Sequence[Landing], place: int, copy: Copy) -> None:
-        """Its own piece of what `put` returns, in the current stream."""
-
     def put(self, pieces: Sequence[Tensor], landings: Sequence[Landing], place: int) -> Tensor:
         """As Group.put but for its own piece, in the current stream."""
 
@@ -135,7 +132,7 @@ class Group:
         pieces: Sequence[Tensor],
         landings: Sequence[Landing],
         place: int,
-        copy: Copy = Tensor.copy_,
+        copy: Copy,
     ) -> Exchange:
         """By `copies`: pieces[i] is written to where it lies in what member i receives.
 
@@ -147,7 +144,7 @@ class Group:
         assert self.copies is not None
         own = pieces[self.rank]
         exchange = self._copied(functools.partial(self.copies.put, pieces, landings, place), own)
-        self.copies.keep(own, landings, place, copy)  # after: what is sent does not wait for it
+        copy(exchange.received[landings[self.rank].part], own)  # what is sent does not wait for it
         return exchange
 
     def _copied(self, send: Callable[[], Tensor], sent: Tensor) -> Exchange:

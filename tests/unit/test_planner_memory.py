@@ -35,7 +35,6 @@ from runtime.h3.text_vision import VisionConfig, VisionTower
 from runtime.h3.video_tiles import num_chunks, split
 from runtime.h3.video_vae import VideoVAE, VideoVaeConfig
 from runtime.kernels.attention.own_v import with_own_v
-from runtime.kernels.elementwise.base import Copy
 from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.elementwise.vae_eager import VaeEager
 from runtime.kernels.linear.nvfp4_native import NVFP4NativeLinear, NVFP4Rows
@@ -180,9 +179,6 @@ class FarCopies:
     def exchange(self, sent_N: Tensor, to: Sequence[int], of: Sequence[int], place: int) -> Tensor:
         """Of the right size."""
         raise AssertionError("a block sends heads by `put`")
-
-    def keep(self, piece: Tensor, landings: Sequence[Landing], place: int, copy: Copy) -> None:
-        """Nothing."""
 
     def put(self, pieces: Sequence[Tensor], landings: Sequence[Landing], place: int) -> Tensor:
         """The window of the first rank."""
