@@ -9,6 +9,7 @@ from runtime.layouts import LAYOUTS
 from runtime.messages import (
     KJ_MODES,
     LTX_ATTENTION,
+    LTX_DEFAULTS,
     LTX_LEAVES,
     LTX_NVFP4_ORDERS,
     LTX_ONLY,
@@ -34,7 +35,7 @@ class PlanField:
     of, of_values: it has a meaning only while the field `of` has one of these values.
     least, most: of a number.
     families: in whose plans it can be changed; ltx_values: its allowed values in one of LTX, where
-    they are others.
+    they are others; default, ltx_default: what it has where a plan of H3 or of LTX leaves it out.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PlanField:
     default: Any = None
     families: tuple[str, ...] = ("h3", "ltx")
     ltx_values: tuple[str, ...] = ()
+    ltx_default: Any = None
 
 
 def plan_fields() -> tuple[PlanField, ...]:
@@ -79,6 +81,7 @@ def _field(group: str, row: _Row) -> PlanField:
         default=_DEFAULTS[name],
         families=_families(name),
         ltx_values=_LTX_VALUES.get(name, ()),
+        ltx_default=LTX_DEFAULTS.get(name, _DEFAULTS[name]),
     )
 
 
@@ -249,7 +252,7 @@ _GROUPS: dict[str, tuple[_Row, ...]] = {
             "Split of rows",
             (),
             "text",
-            "Of unequal GPUs that share rows: parts by rank, as 9984:10110; empty: alike.",
+            "Of unequal GPUs that share rows: parts by rank, as 9984:10110. Unused on one GPU.",
         ),
         (
             "island_rounding",

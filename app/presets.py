@@ -93,7 +93,7 @@ def load_plan(path: Path) -> Plan:
     values = _values(path, table, Plan, skip=("models",))
     files = _values(path, models, ModelFiles, where="[models] ")
     values.setdefault("name", path.stem)
-    plan = Plan(models=ModelFiles(**files), **values)
+    plan = Plan.of(models=ModelFiles(**files), **values)
     families.of_plan(plan)
     return plan
 

@@ -39,6 +39,7 @@ LTX_STAGE_STEPS = (8, 3)  # of the distilled recipe (ltx25.md 4): half size, the
 LTX_ATTENTION = ("sdpa", "sdpa_math", "sdpa_cudnn", "sage2")
 LTX_TEXT_ENCODER = ("resident", "stream")
 LTX_VAE_DTYPES = ("bf16", "fp32")
+LTX_DEFAULTS = {"video_vae_dtype": LTX_VAE_DTYPES[0]}  # where Plan's own is not for LTX
 LTX_ONLY = ("v2a_source", "ltx_rope_seconds", "ltx_tables", "ltx_rounding", "ltx_nvfp4_order")
 # Nibble with the even column, order of the scales: what an NVFP4 file without markers may have
 LTX_NVFP4_ORDERS = ("high_tiled", "high_linear", "low_tiled", "low_linear")
@@ -268,7 +269,8 @@ class Plan:
     # memory by its GPU's copy engines, one host
     transport: str = "collective"
     # of ranks that share rows: in which proportion, as 9984:10110; "": alike. For unequal GPUs, as
-    # all wait for the slowest; the heads are shared alike in any case
+    # all wait for the slowest; the heads are shared alike in any case. No matter where one rank has
+    # all rows, as in single, the reference of a sweep
     row_split: str = ""
     weights: str = "packed"  # cached: what is dequantised at use is widened at load and stays wide
     # norms with AdaLN, q/k norm and rotation, SwiGLU, gated sums: eager and triton round every
@@ -299,6 +301,11 @@ class Plan:
     ltx_rounding: str = "model"
     # auto: the published order where markers or the file's whole census vouch for it, else refused
     ltx_nvfp4_order: str = "auto"
+
+    @classmethod
+    def of(cls, **given: Any) -> Plan:
+        """The plan of these fields; those that are not given have the default of its family."""
+        return cls(**((LTX_DEFAULTS if given.get("family") == "ltx" else {}) | given))
 
     def __post_init__(self) -> None:
         allowed = {

@@ -38,7 +38,7 @@ class ModelsJson(_Strict):
 
 
 class PlanJson(_Strict):
-    """A plan as the editor sends it; what is left out has the default of Plan."""
+    """A plan as the editor sends it; what is left out has its family's default."""
 
     models: ModelsJson
     family: str | None = None
@@ -190,7 +190,7 @@ def plan_of(body: PlanJson, name: str) -> Plan:
     for part in _FILES:
         if part in files:
             files[part] = _path(part, files[part])
-    plan = Plan(name=name, models=ModelFiles(**files), **values)
+    plan = Plan.of(name=name, models=ModelFiles(**files), **values)
     families.of_plan(plan)
     return plan
 

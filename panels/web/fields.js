@@ -6,6 +6,7 @@ function planFields(box, changed) {
   const shown = (value) => (value === true ? 'on' : value === false ? 'off' : value === '' ? 'empty' : String(value));
 
   const ltx = () => values.family === 'ltx';
+  const asByDefault = (it) => values[it.name] === (ltx() ? it.ltx_default : it.default);
   const CLOSED = 'not validated on LTX yet'; // as the engine refuses it (runtime/messages.py)
 
   // Allowed values of a field: its own, or the backends of that field; with why one cannot run, and
@@ -120,12 +121,12 @@ function planFields(box, changed) {
   }
 
   // A field of another field's value is there while it means something, or is not as by default.
-  const meant = (it) => !it.of || it.of_values.includes(values[it.of]) || values[it.name] !== it.default || typed[it.name];
+  const meant = (it) => !it.of || it.of_values.includes(values[it.of]) || !asByDefault(it) || typed[it.name];
 
   function group(title, fields) {
     const grid = h3.make('div', 'ly-grid-fields', '', ...fields.filter(meant).map(row));
     if (!title) return grid;
-    const special = fields.filter((it) => values[it.name] !== it.default).map((it) => `${it.title} ${shown(values[it.name])}`);
+    const special = fields.filter((it) => !asByDefault(it)).map((it) => `${it.title} ${shown(values[it.name])}`);
     const node = h3.make('details', 'more ly-group');
     const bad = fields.some((it) => wrong(it));
     const head = h3.make('summary', '', '', h3.make('span', 'ly-group-name', title),

@@ -31,7 +31,7 @@ def read_plan(name: str) -> Plan:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     models = _models(path, table.pop("models", {}))
-    return Plan(models=models, **{"name": path.stem, **_typed(path, table)})
+    return Plan.of(models=models, **{"name": path.stem, **_typed(path, table)})
 
 
 def expanded(text: str) -> Path:

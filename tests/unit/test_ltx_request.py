@@ -31,6 +31,7 @@ from runtime.messages import (
     Ref2VARequest,
     Reference,
 )
+from runtime.parity.plans import read_plan
 from tests.consoles import demo_plan
 from tests.ltx_plans import plan_of
 
@@ -234,6 +235,16 @@ def test_a_plan_survives_being_written_and_read(ltx: Plan, tmp_path: Path) -> No
     (tmp_path / "mine.toml").write_text(presets.dump_plan(plan))
     assert presets.load_plan(tmp_path / "mine.toml") == plan
     assert stored.plan_of(json.loads(stored.dump(plan))) == plan
+
+
+def test_a_file_that_leaves_a_field_out_has_the_default_of_its_family(
+    ltx: Plan, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(presets.dump_plan(ltx).replace('video_vae_dtype = "fp32"', ""))
+    for read in (presets.load_plan(path), read_plan(str(path))):
+        assert read.video_vae_dtype == "bf16"
+    assert Plan.of(name="x", models=ltx.models).video_vae_dtype == "fp16"
 
 
 # ---- the table of families, preflight, planner

@@ -163,6 +163,23 @@ def test_a_plan_of_an_unknown_family_is_neither_saved_nor_asked_about(
     assert (listed["older"]["problem"], listed["older"]["runs"]) == (told, False)
 
 
+def test_a_saved_plan_has_its_family_s_default_where_a_field_is_left_out(
+    console: Console, web: TestClient
+) -> None:
+    body = web.get("/api/v1/plans/mine").json()["fields"]
+    del body["name"], body["video_vae_dtype"]
+    answer = web.put("/api/v1/plans/short", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["fields"]["video_vae_dtype"] == "bf16"
+    assert console.planning.plans.get("short").video_vae_dtype == "bf16"
+    answer = web.put("/api/v1/plans/narrow", json=body | {"video_vae_dtype": "fp16"})
+    told = "plan field video_vae_dtype must be one of bf16, fp32, got 'fp16'"
+    assert (answer.status_code, answer.json()) == (400, {"detail": told})
+    fields = {one["name"]: one for one in web.get("/api/v1/backends").json()["fields"]}
+    told_of = [fields["video_vae_dtype"][key] for key in ("default", "ltx_default")]
+    assert told_of == ["fp16", "bf16"]
+
+
 def test_presets_are_listed_by_family(web: TestClient) -> None:
     listed = {p["name"] for p in web.get("/api/v1/presets?family=ltx").json()["presets"]}
     assert "ltx_demo" in listed and "demo" not in listed
