@@ -10,30 +10,58 @@ from typing import Any
 from app import bench
 from app.children import run_child
 from app.timing import ALL_COMMUNICATION
-from runtime.layouts import LAYOUTS, SINGLE, Layout, check_guidance, guided
+from runtime.layouts import (
+    LAYOUTS,
+    SINGLE,
+    Layout,
+    check_guidance,
+    check_split,
+    guided,
+    parts_of,
+    split_fits,
+)
 
 _GIB = 1 << 30
 _DECODE = "video VAE decode"
 _COMPARE_SECONDS = 300.0
 
 
-def chosen(names: str, devices: int, *, cuda: bool, cfg: float) -> list[str]:
+def chosen(names: str, devices: int, *, cuda: bool, cfg: float, split: str) -> list[str]:
     """The layouts of "all" or of "U2,U4", single first: all else is told against it.
 
-    devices: GPUs, or cores of the CPU, that this machine has; "all" takes what fits on them, and
-    those with ranks for a negative side if the request has one. ValueError for a name that does not
-    exist, for a layout that needs more GPUs, and for one whose negative side has nothing to do.
+    devices: GPUs, or cores of the CPU, that this machine has; "all" takes what fits on them, those
+    with ranks for a negative side if the request has one, and of those that share rows the ones
+    that the plan's row_split has a part for each rank of. ValueError for a name that does not
+    exist, for a layout that needs more GPUs, for one whose negative side has nothing to do, and for
+    one that the split does not fit.
     """
     if names == "all":
-        fitting = (name for name in LAYOUTS if Layout.parse(name).ranks <= devices)
-        return [n for n in fitting if guided(cfg) or Layout.parse(n).guidance == 1]
+        return [n for n in _held(devices, cfg) if split_fits(Layout.parse(n), split)]
     asked = [name.strip() for name in names.split(",") if name.strip()]
     for name in asked:
         ranks = Layout.parse(name).ranks
         if cuda and ranks > devices:
             raise ValueError(f"layout {name} needs {ranks} GPUs, this machine has {devices}")
         check_guidance(name, cfg)
+        check_split(Layout.parse(name), split)
     return [SINGLE, *dict.fromkeys(name for name in asked if name != SINGLE)]
+
+
+def left_out(devices: int, *, cfg: float, split: str) -> str:
+    """Which layouts "all" leaves out for the plan's row_split, in one sentence; "" for none."""
+    names = [name for name in _held(devices, cfg) if not split_fits(Layout.parse(name), split)]
+    if not names:
+        return ""
+    return (
+        f"all leaves out {', '.join(names)}: plan field row_split has {len(parts_of(split))} "
+        f"parts, {split}, and another number of their ranks share rows"
+    )
+
+
+def _held(devices: int, cfg: float) -> list[str]:
+    """What this machine can hold and the request has work for."""
+    fitting = (name for name in LAYOUTS if Layout.parse(name).ranks <= devices)
+    return [n for n in fitting if guided(cfg) or Layout.parse(n).guidance == 1]
 
 
 def merged(parts: Sequence[bench.Measured]) -> bench.Measured:

@@ -72,13 +72,19 @@ def parts_of(split: str) -> tuple[float, ...]:
     return parts
 
 
-def check_split(layout: Layout, split: str) -> None:
-    """ValueError for as many parts as no ranks of the layout share rows; one rank has them all."""
+def split_fits(layout: Layout, split: str) -> bool:
+    """Is there a part for each rank that shares rows? A rank that has them all needs none."""
     parts = parts_of(split)
-    if parts and layout.ulysses not in (1, len(parts)):
+    return not parts or layout.ulysses in (1, len(parts))
+
+
+def check_split(layout: Layout, split: str) -> None:
+    """ValueError where `split_fits` says no."""
+    if not split_fits(layout, split):
         raise ValueError(
-            f"plan field row_split has {len(parts)} parts, {split}, and {layout.ulysses} ranks of "
-            f"layout {layout.name} share rows; give it {layout.ulysses} parts, or none"
+            f"plan field row_split has {len(parts_of(split))} parts, {split}, and "
+            f"{layout.ulysses} ranks of layout {layout.name} share rows; give it {layout.ulysses} "
+            f"parts, or none"
         )
 
 

@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--plan", required=True, help="a TOML file or a name in presets/plans")
     parser.add_argument("--request", help="a TOML file or a name in presets/requests: its size")
-    parser.add_argument("--layouts", default="all", help="all (what fits here), or U2,U4,TP2xU2")
+    parser.add_argument(
+        "--layouts", default="all", help="all (what this machine and row_split fit), or U2,U4"
+    )
     parser.add_argument(
         "--text-rows", type=int, default=300, metavar="N", help="random words (300); no media"
     )
@@ -61,11 +63,14 @@ def run(args: argparse.Namespace) -> int:
     cuda = plan.device == "cuda"
     if args.each_gpu and not cuda:
         raise ValueError(f"--each-gpu measures GPUs, and the device of the plan is {plan.device}")
-    names = sweep.chosen(args.layouts, _devices(plan), cuda=cuda, cfg=request.cfg)
+    devices, split = _devices(plan), plan.row_split
+    names = sweep.chosen(args.layouts, devices, cuda=cuda, cfg=request.cfg, split=split)
     for name in names:
         replace(plan, layout=name)  # what the plan cannot be with a layout is said before the first
     order = _order(names, each_gpu=args.each_gpu)
     measurements.check(args.store)
+    if args.layouts == "all" and (note := sweep.left_out(devices, cfg=request.cfg, split=split)):
+        print(f"note: {note}", file=sys.stderr, flush=True)
     with (
         alone("launch.py sweep"),
         tempfile.TemporaryDirectory(prefix="h3-sweep-") as folder,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,15 @@ def run(store: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def small(tmp_path: Path) -> str:
     path = tmp_path / "small.toml"
     path.write_text('prompt = "x"\nwidth = 64\nheight = 64\nframes = 5\nsteps = 2\n')
+    return str(path)
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> str:
+    """A plan of the demo model for three ranks that share rows."""
+    path = tmp_path / "split.toml"
+    text = (ROOT / "presets/plans/cpu.toml").read_text()
+    path.write_text('row_split = "1:2:3"\n' + text.replace("../demo", str(ROOT / "presets/demo")))
     return str(path)
 
 
@@ -141,19 +152,72 @@ def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str, tmp_path: 
 
 
 def test_all_takes_what_the_machine_can_hold_and_single_comes_first() -> None:
-    assert sweep.chosen("all", 2, cuda=True, cfg=1.0) == ["single", "U2", "TP2"]
-    assert sweep.chosen("all", 2, cuda=True, cfg=4.0) == ["single", "U2", "TP2", "CFG2"]
-    assert sweep.chosen("U4, U2", 4, cuda=True, cfg=1.0) == ["single", "U4", "U2"]
+    all_of_two = sweep.chosen("all", 2, cuda=True, cfg=1.0, split="")
+    assert all_of_two == ["single", "U2", "TP2"]
+    guided = sweep.chosen("all", 2, cuda=True, cfg=4.0, split="")
+    assert guided == ["single", "U2", "TP2", "CFG2"]
+    assert sweep.chosen("U4, U2", 4, cuda=True, cfg=1.0, split="") == ["single", "U4", "U2"]
+    assert sweep.left_out(8, cfg=4.0, split="") == ""
+
+
+def test_all_takes_what_the_split_of_rows_fits_and_says_what_it_does_not() -> None:
+    def taken(split: str) -> list[str]:
+        return sweep.chosen("all", 4, cuda=True, cfg=4.0, split=split)
+
+    of_two = ["single", "U2", "TP2", "TP3", "TP4", "TP2xU2", "CFG2", "CFG2xU2", "CFG2xTP2"]
+    assert taken("9984:10110") == of_two
+    assert sweep.left_out(4, cfg=4.0, split="9984:10110") == (
+        "all leaves out U3, U4: plan field row_split has 2 parts, 9984:10110, and another number "
+        "of their ranks share rows"
+    )
+    assert taken("1:2:3") == ["single", "U3", "TP2", "TP3", "TP4", "CFG2", "CFG2xTP2"]
+    assert "U2, U4, TP2xU2, CFG2xU2:" in sweep.left_out(4, cfg=4.0, split="1:2:3")
+
+
+def test_a_named_layout_that_the_split_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 ranks of layout U4 share rows; give it 4 parts"):
+        sweep.chosen("U2,U4", 4, cuda=True, cfg=1.0, split="9984:10110")
+
+
+def test_the_command_says_before_it_measures_what_all_leaves_out(
+    small: str,
+    split: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "_devices", lambda plan: 2)
+    monkeypatch.setattr(command, "alone", lambda name: nullcontext())
+    asked = []
+
+    def measured(
+        args: object, plan: object, request: object, order: list[tuple[str, int]], folder: Path
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        asked.append([name for name, _ in order])
+        print("measuring", file=sys.stderr)
+        return [command._failure("single", "stand-in")], []
+
+    monkeypatch.setattr(command, "_measured", measured)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = ["--plan", split, "--request", small, "--store", str(tmp_path)]
+    assert command.run(parser.parse_args(options)) == 1
+    assert asked == [["single", "TP2"]]
+    note, then = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: all leaves out U2: plan field row_split") and then == "measuring"
+    with pytest.raises(ValueError, match="row_split has 3 parts, 1:2:3, and 2 ranks of layout U2"):
+        command.run(parser.parse_args([*options, "--layouts", "U2"]))
+    assert len(asked) == 1
 
 
 def test_a_layout_that_the_machine_cannot_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="layout U4 needs 4 GPUs, this machine has 2"):
-        sweep.chosen("U4", 2, cuda=True, cfg=1.0)
+        sweep.chosen("U4", 2, cuda=True, cfg=1.0, split="")
 
 
 def test_a_layout_with_ranks_for_no_side_is_refused() -> None:
     with pytest.raises(ValueError, match="layout CFG2 gives half of its ranks the negative side"):
-        sweep.chosen("U2,CFG2", 2, cuda=True, cfg=1.0)
+        sweep.chosen("U2,CFG2", 2, cuda=True, cfg=1.0, split="")
 
 
 def test_a_request_with_a_negative_side_is_swept_with_it(small: str, tmp_path: Path) -> None:
