@@ -13,23 +13,44 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.h3.sizes import PIXELS_PER_LATENT, audio_latents_of_frames, latent_frames
-from runtime.media.latents import LatentsForm
-from runtime.messages import Ref2VARequest
+from runtime.h3.sizes import (
+    AUDIO_LATENTS_PER_SECOND,
+    PIXELS_PER_LATENT,
+    audio_latents_of_frames,
+    latent_frames,
+    num_frames,
+)
+from runtime.media.latents import LatentsForm, Shape, end_together
+from runtime.messages import FPS, Ref2VARequest
 
 FRAME_PER_TOKEN = (1, 4, 4, 4, 4)  # video frames that latent frame k covers, cyclic
 FRAME_RESCALE = 5 / 3  # audio latents (40 Hz) per video frame (24 fps)
 GRID_SCALE = 32
+
+SegmentKind = Literal["text", "cond", "cond_audio", "ref_img", "ref_audio", "audio", "video"]
+VIDEO_KINDS = ("cond", "ref_img", "video")
+AUDIO_KINDS = ("cond_audio", "ref_audio", "audio")
+
+
+def _apart(video: Shape, audio: Shape) -> str:
+    """How sound and pictures of these latents do not end together, "" where they do."""
+    frames, latents = num_frames(video[2]), audio[3]
+    shown, heard = frames / FPS, latents / AUDIO_LATENTS_PER_SECOND
+    if end_together(heard, shown, FPS):
+        return ""
+    return (
+        f"{latents} latents of sound, which last {heard:.3f} s, and {video[2]} of video, which "
+        f"last {shown:.3f} s and go with {audio_latents_of_frames(frames)} of sound"
+    )
+
+
 LATENTS = LatentsForm(
     video=(1, 24, 0, 0, 0),
     audio=(1, 32, 2, 0),
     words=("[1,24,T,h,w]", "[1,32,2,Ta]"),
     key="h3_request",
+    apart=_apart,
 )
-
-SegmentKind = Literal["text", "cond", "cond_audio", "ref_img", "ref_audio", "audio", "video"]
-VIDEO_KINDS = ("cond", "ref_img", "video")
-AUDIO_KINDS = ("cond_audio", "ref_audio", "audio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

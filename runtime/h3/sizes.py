@@ -11,6 +11,7 @@ from runtime.messages import FPS, REF_IMAGE_SIZES, SIZE_MULTIPLE
 PIXELS_PER_LATENT = 16
 FRAMES_PER_CLIP, FIRST_FRAMES = 17, 5  # frames n = 17k + 5 <-> latents 5k + 2
 LATENTS_PER_CLIP, FIRST_LATENTS = 5, 2
+FRAMES_PER_LATENT = 4  # but 1 of the first in each group of 5
 
 IMAGE_SHORT_EDGE = 2048  # ref_image_size "max"
 CANVAS_SHORT_EDGE = 768
@@ -30,6 +31,12 @@ def latent_frames(num_frames: int) -> int:
     if num_frames <= FIRST_FRAMES:
         return FIRST_LATENTS
     return (num_frames - FIRST_FRAMES) // FRAMES_PER_CLIP * LATENTS_PER_CLIP + FIRST_LATENTS
+
+
+def num_frames(num_latents: int) -> int:
+    """Frames of any number of video latents: 17 per whole group of 5, else 1, then 4 each."""
+    groups, rest = divmod(num_latents, LATENTS_PER_CLIP)
+    return groups * FRAMES_PER_CLIP + (1 + FRAMES_PER_LATENT * (rest - 1) if rest else 0)
 
 
 def audio_latents_of_frames(num_frames: int) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.h3.sizes import num_frames
+
 TILE_SIZE = 256  # pixels; a constant of the model: another size gives other pictures
 TILE_OVERLAP = 64  # pixels, the least two neighbours share
 PIXELS_PER_TOKEN = 16
@@ -119,12 +121,6 @@ def join_tiles(
             canvas[..., y : y + part.shape[-2], x : x + part.shape[-1]] = part
     assert canvas is not None
     return canvas
-
-
-def num_frames(num_tokens: int) -> int:
-    """Frames of `num_tokens` latents: 17 per whole group of 5, else 1, then 4 each."""
-    groups, rest = divmod(num_tokens, CLIP_TOKENS)
-    return groups * CLIP_FRAMES + (1 + FRAMES_PER_TOKEN * (rest - 1) if rest else 0)
 
 
 def num_padding_tokens(num_tokens: int) -> int:

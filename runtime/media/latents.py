@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ class LatentsForm:
 
     video, audio: shapes; 0 stands for any size of at least 1. words: the same for a person.
     key: of the request in the metadata. fps: least and most frames a second that it has to tell.
+    apart: of both shapes, in words how sound and pictures do not end together, "" where they do;
+    None where any two go together.
     """
 
     video: Shape
@@ -26,6 +29,12 @@ class LatentsForm:
     words: tuple[str, str]
     key: str
     fps: tuple[int, int] | None = None
+    apart: Callable[[Shape, Shape], str] | None = None
+
+
+def end_together(sound: float, pictures: float, fps: float) -> bool:
+    """Whether so many seconds of both may share a video: they end within one frame."""
+    return abs(sound - pictures) <= 1 / fps
 
 
 def check_latents(path: Path, form: LatentsForm) -> Any:
@@ -43,6 +52,8 @@ def check_latents(path: Path, form: LatentsForm) -> Any:
             f"{path} holds 'video' {list(shapes['video'])} and 'audio' {list(shapes['audio'])}; "
             f"they must be {video} and {audio}"
         )
+    if form.apart is not None and (told := form.apart(shapes["video"], shapes["audio"])):
+        raise ValueError(f"{path} holds {told}; give the latents file of a run")
     for name in shapes:
         if (dtype := header.tensors[name].dtype) not in _DTYPES:
             raise ValueError(f"{path} holds {name!r} as {dtype}; latents are {', '.join(_DTYPES)}")

@@ -30,6 +30,7 @@ from runtime.media.aside import Aside
 from runtime.media.colour import SCALING
 from runtime.media.containers import open_media
 from runtime.media.files import atomic_file
+from runtime.media.latents import end_together
 
 AUDIO_RATES = (32_000, 48_000)
 RUN_KEY = "h3_run"
@@ -252,7 +253,7 @@ class _Writer:
 
     def _check_length(self, samples: int) -> None:
         sound, shown = samples / self._options.sample_rate, self.frames / self._options.fps
-        if not samples or abs(sound - shown) > 1 / self._options.fps:
+        if not samples or not end_together(sound, shown, self._options.fps):
             raise ValueError(
                 f"the sound lasts {sound:.3f} s and the pictures {shown:.3f} s; "
                 f"they must end within one frame of each other"

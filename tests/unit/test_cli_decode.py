@@ -69,6 +69,7 @@ def test_a_file_that_holds_no_latents_is_refused(tmp_path: Path) -> None:
         ("ltx", (1, 24, 2, 2, 2), (1, 32, 2, 9), "they must be [1,16,F,h,w] and [1,8,A,16]"),
         ("ltx", (1, 16, 2, 2, 2), (1, 8, 9, 16), "does not tell its frames a second"),
         ("h3", (1, 16, 2, 2, 2), (1, 8, 9, 16), "they must be [1,24,T,h,w] and [1,32,2,Ta]"),
+        ("h3", (1, 24, 7, 2, 2), (1, 32, 2, 39), "last 0.917 s and go with 37 of sound; give the"),
     ],
 )
 def test_latents_are_looked_at_before_any_model_is_loaded(
@@ -92,6 +93,30 @@ def test_latents_are_looked_at_before_any_model_is_loaded(
     assert main(options) == 2  # of LTX before its licence is asked for, too
     told = capsys.readouterr().err
     assert words in told and "licence" not in told.lower()
+
+
+@pytest.mark.parametrize(
+    ("latents", "least", "most"),  # of sound: 1, 5, 22 and 209 frames, and one more or less
+    [(1, 1, 3), (2, 7, 10), (7, 35, 38), (62, 347, 350)],
+)
+def test_sound_and_pictures_end_within_one_frame(
+    tmp_path: Path, latents: int, least: int, most: int
+) -> None:
+    path = tmp_path / "x.safetensors"
+
+    def check(sound: int) -> None:
+        tensors = {
+            "video": torch.zeros(1, 24, latents, 1, 1),
+            "audio": torch.zeros(1, 32, 2, sound),
+        }
+        save_file(tensors, path)
+        check_latents(path, LATENTS)
+
+    for sound in range(least, most + 1):
+        check(sound)
+    for sound in {least - 1, most + 1} - {0}:
+        with pytest.raises(ValueError, match=f"x.safetensors holds {sound} latents of sound, whi"):
+            check(sound)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])

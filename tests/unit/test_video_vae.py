@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from runtime.cancel import Cancelled
 from runtime.checkpoints.base import Checkpoint, CheckpointError
 from runtime.checkpoints.demo import random_checkpoint
+from runtime.h3.sizes import num_frames
 from runtime.h3.video_decode import DECODE_STAGE, Chunk, in_flight, to_bytes
 from runtime.h3.video_decoder import rotary_frequencies, rotary_table
 from runtime.h3.video_tiles import (
@@ -26,7 +27,6 @@ from runtime.h3.video_tiles import (
     join_clips,
     join_tiles,
     num_chunks,
-    num_frames,
     split,
 )
 from runtime.h3.video_vae import ENCODE_STAGE, VideoVAE, load_video_vae
