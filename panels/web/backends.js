@@ -24,17 +24,18 @@ function backendsView(root, fail) {
   }
 
   function layouts(found) {
-    const alike = []; // one row for layouts that the same reason forbids
-    for (const one of found.layouts) {
-      const last = alike[alike.length - 1];
-      if (last && one.reason && last.reason === one.reason) last.names.push(one.name);
-      else alike.push({ ...one, names: [one.name] });
-    }
-    q('.ly-layouts').replaceChildren(...alike.map((one) => {
-      const name = one.names.length > 1 ? one.names.map((words) => words.split(':')[0]).join(', ') : one.name;
-      const row = h3.make('li', 'ly-layout', '', h3.make('span', 'ly-layout-name', name));
-      row.append(mark(one.available, one.available ? 'available' : 'not here'));
-      if (one.reason) row.append(h3.make('span', 'ly-reason', one.reason));
+    const alike = new Map(); // what runs here, and what the same reason forbids
+    for (const one of found.layouts) alike.set(one.reason, [...(alike.get(one.reason) || []), one]);
+    q('.ly-layouts').replaceChildren(...[...alike].map(([reason, those]) => {
+      const good = those[0].available;
+      const row = h3.make('li', 'ly-layout', '', mark(good, good ? 'available' : 'not here'));
+      if (reason) row.append(h3.make('span', 'ly-reason', reason));
+      row.append(h3.make('span', 'ly-layout-names', '', ...those.map((one) => {
+        const [name, gpus] = one.name.split(': ');
+        const chip = h3.make('span', 'ly-layout-name', name);
+        if (gpus) chip.append(h3.make('small', '', gpus));
+        return chip;
+      })));
       return row;
     }));
   }

@@ -6,6 +6,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from runtime.layouts import LAYOUTS
 from tests.ui.conftest import Page, Server
 
 OWN = "fast-threads"
@@ -52,7 +53,11 @@ def test_every_backend_says_whether_it_runs_here_and_what_is_validated(page: Pag
     assert "available" in cards["sdpa"] and "torch" in cards["sdpa"]
     assert "needs a CUDA device" in cards["sdpa_cudnn"] and "lossy" in cards["sage2"]
     assert "CPU goldens\nbit-equal" in cards["nvfp4_dequant"]
-    assert "single, U2, U3, U4" in page.text(".ly-layouts")
+    here, beyond = page.texts(".ly-layout")  # this machine has no GPU
+    assert here.split() == ["available", "CPU"]
+    assert beyond.startswith("not here") and "this machine has 0 CUDA GPUs" in beyond
+    names = page.texts(".ly-layout-name")
+    assert names[:3] == ["CPU", "single1 GPU", "U22 GPUs"] and len(names) == len(LAYOUTS) + 1
 
 
 def test_a_run_of_a_backend_is_counted_on_its_card(page: Page, console: Server) -> None:
