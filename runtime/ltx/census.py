@@ -81,6 +81,14 @@ class Census:
         if self.problems:
             raise CheckpointError(f"{self.header.path}: {'; '.join(self.problems)}")
 
+    def check_connectors(self) -> None:
+        """CheckpointError for a file that cannot make a context of a prompt."""
+        if not self.connectors:
+            raise CheckpointError(
+                f"{self.header.path} has no connectors ({', '.join(CONNECTORS)}), so it makes no "
+                f"context of a prompt; use a file that has them"
+            )
+
 
 def read_census(header: Header, read: ReadBytes | None = None) -> Census:
     """read: gives the bytes of a small tensor; None reads them from the file.

@@ -110,11 +110,7 @@ def load_connectors(
     CheckpointError when it has none, and as of load_denoiser.
     """
     census = checkpoint.census
-    if not census.connectors:
-        raise CheckpointError(
-            f"{census.header.path} has no connectors ({', '.join(CONNECTORS)}), so it makes no "
-            f"context of a prompt; use a file that has them"
-        )
+    census.check_connectors()
     with torch.device("meta"):
         connectors = Connectors(census.config, attend, form=form)
     load_into(

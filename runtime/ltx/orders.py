@@ -67,10 +67,11 @@ def known_order(census: Census, order: str) -> str:
 
 
 def problem_of(header: Header, order: str) -> str:
-    """Why open_denoiser would refuse the file of this header, "" if it would not."""
+    """Why no prompt could be run with the file of this header, "" if one can."""
     try:
         census = read_census(header)
         census.check()
+        census.check_connectors()
         known_order(census, order)
     except CheckpointError as error:
         return str(error)

@@ -16,8 +16,9 @@ from fastapi.testclient import TestClient
 
 from app import doctor, licences, models, preflight
 from app.console import Console
-from runtime.checkpoints.header import RANDOM_WEIGHTS
+from runtime.checkpoints.header import RANDOM_WEIGHTS, read_header
 from runtime.ltx.folders import AUDIO_VAE, VIDEO_VAE, VOCODER
+from runtime.ltx.published import CONNECTORS
 from runtime.ltx.tiny_components import ComponentFolders
 from runtime.messages import Plan
 from tests.consoles import client, demo_plan, ltx_console
@@ -184,6 +185,30 @@ def test_a_folder_that_cannot_be_used_is_found_before_anything_is_loaded(
     assert "change [models] in" in told
     (found,) = (file for file in models.look(ltx).files if file.problem)
     assert (found.role, found.problem, found.resident_bytes) == (role, told, 0)
+    (finding,) = (f for f in doctor._checkpoints(ltx) if f.status == "fatal")
+    assert finding.text == told
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        (
+            CONNECTORS,
+            "dit.safetensors has no connectors (video_embeddings_connector, audio_embeddings_conn",
+        ),
+        (CONNECTORS[1], "tensors missing: audio_embeddings_connector.learnable_registers, audio_"),
+    ],
+)
+def test_a_denoiser_without_connectors_is_found_before_anything_is_loaded(
+    ltx: Plan, left_out: str | tuple[str, ...], words: str
+) -> None:
+    header = read_header(ltx.models.dit)
+    kept = {n: (i.dtype, i.shape) for n, i in header.tensors.items() if not n.startswith(left_out)}
+    zeros(ltx.models.dit, kept, **header.metadata)
+    with pytest.raises(ValueError) as refused:
+        preflight.check_models(ltx)
+    told = str(refused.value)
+    assert words in told and "\n" not in told
     (finding,) = (f for f in doctor._checkpoints(ltx) if f.status == "fatal")
     assert finding.text == told
 
