@@ -26,10 +26,13 @@ class Child:
 
     As a context it is not waited for when the block is left by an exception, Ctrl-C for one. gpu:
     the number, among those that this process sees, of its only one; 0: it sees them all.
+
+    fault: once it is closed, in one sentence what went wrong after its last answer; "": nothing.
     """
 
     def __init__(self, name: str, setup: dict[str, Any], gpu: int = 0) -> None:
-        self.name = name
+        self.name, self.fault = name, ""
+        self._told = False  # why it ends in another way than close() asks for
         # Ours to remove: a process that is killed leaves its own behind.
         self._scratch = tempfile.TemporaryDirectory(prefix="h3-bench-", ignore_cleanup_errors=True)
         self._setup = {**setup, "scratch": self._scratch.name}
@@ -66,16 +69,25 @@ class Child:
         return self._ask({"do": command})
 
     def close(self) -> None:
-        """Ends it and gives its memory back; may be called again."""
+        """Ends it and gives its memory back; may be called again.
+
+        What it answered stands whatever its status is; `fault` tells of one that is not 0.
+        """
         if self._process.stdin is not None:
             # What a dead child did not take is still in the buffer, and is written once more.
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
+        what = ""
         try:
-            self._process.wait(_ENDING_SECONDS)
+            if self._process.wait(_ENDING_SECONDS) and not self._told:
+                what = f"failed ({self._last_words()})"
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            what = f"did not end within {_ENDING_SECONDS:.0f} s and was killed"
+        if what and not self._told:
+            self._told = True
+            self.fault = f"{self.name}: after its last answer its process {what}"
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._said.close()
@@ -83,6 +95,7 @@ class Child:
 
     def kill(self) -> None:
         """Ends it in the middle of a turn."""
+        self._told = True
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -95,10 +108,12 @@ class Child:
         except BrokenPipeError:
             line = b""
         if not line:
+            self._told = True
             raise BenchFailed(f"{self.name}: its process ended ({self._last_words()})")
         answer: dict[str, Any] = json.loads(line)
         if "error" not in answer:
             return answer
+        self._told = True
         failure = ValueError if answer["bad_input"] else BenchFailed
         raise failure(f"{self.name}: {answer['error']}")
 

@@ -121,6 +121,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"launch.py bench: {reason}", file=sys.stderr)
             print(json.dumps({"bench": _SCHEMA, "ok": False, "reason": reason}))
             return FAILED
+    for child in children:
+        if child.fault:
+            say(f"note: {child.fault}")
     result = _result(kind, request, setups, measured, order)
     print("\n".join(kind.lines(result["subjects"], result.get("ratio"))))
     for path in records:

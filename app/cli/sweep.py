@@ -132,6 +132,8 @@ def _measured(
                             watch=watch,
                             say=partial(print, file=sys.stderr, flush=True),
                         )
+                    if child.fault:
+                        print(f"note: {child.fault}", file=sys.stderr, flush=True)
                 except (BenchFailed, ValueError) as error:
                     failed[name, gpu] = str(error)
                 else:

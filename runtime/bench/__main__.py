@@ -2,7 +2,8 @@
 
 JSON lines: first the setup on stdin, answered by {"ready": facts, "rows": S}; then each
 {"do": "turn"} or {"do": "profile"} by what it found. A failure is {"error": sentence,
-"bad_input": bool} and the process ends; so it does when stdin ends.
+"bad_input": bool} and the process ends; so it does when stdin ends, with status 0 if its other
+ranks end well too.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def main() -> int:
         _say(answers, {"ready": facts, "rows": subject.rows})
         for line in sys.stdin:
             _say(answers, _answer(subject, json.loads(line)["do"]))
+        subject.close()
     except Exception as error:  # whatever it is, the parent tells it in one sentence
         traceback.print_exc()
         bad_input = isinstance(error, ValueError)

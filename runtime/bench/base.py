@@ -80,6 +80,16 @@ class Subject(Protocol):
     def profile(self) -> Mapping[str, Any]:
         """One step under the profiler; ValueError where there is no GPU."""
 
+    def close(self) -> None:
+        """The last call, where all went well; RuntimeError for processes of its own that failed."""
+
+
+class OneProcess:
+    """What subjects without other ranks have in common."""
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
 
 def setup_of(told: Mapping[str, Any]) -> Setup:
     """The setup of H3 from its JSON."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.bench.base import (
+    OneProcess,
     Turn,
     folder_of,
     named,
@@ -41,7 +42,7 @@ from runtime.messages import Event
 from runtime.meter import Ranges, StepMeter
 
 
-class Subject(ABC):
+class Subject(OneProcess, ABC):
     """What both have: turns in folders of their own, timed by one clock."""
 
     facts: Mapping[str, Any]

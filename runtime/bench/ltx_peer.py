@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.bench.base import Turn, named
+from runtime.bench.base import OneProcess, Turn, named
 from runtime.bench.ltx import timed_turn, told_of_stages
 from runtime.bench.ltx_base import (
     LTXSetup,
@@ -55,7 +55,7 @@ NAMES = {
 }
 
 
-class DiffusersSubject:
+class DiffusersSubject(OneProcess):
     """Random weights, those of a subject of ours with the same seed; all in the plan's dtype."""
 
     def __init__(self, setup: LTXSetup) -> None:

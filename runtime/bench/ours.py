@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from runtime.bench.base import (
+    OneProcess,
     Setup,
     Turn,
     folder_of,
@@ -38,7 +39,7 @@ from runtime.team import ALONE, Team
 _ROWS = " packed rows"  # how the pipeline's note on S ends
 
 
-class PlanSubject:
+class PlanSubject(OneProcess):
     """Loads the plan; with text rows no text encoder is needed, and none is loaded."""
 
     def __init__(self, setup: Setup, team: Team = ALONE) -> None:

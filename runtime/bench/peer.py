@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.bench.base import (
+    OneProcess,
     Setup,
     Turn,
     named,
@@ -46,7 +47,7 @@ FORMAT = "full_bf16"  # it refuses pruned weights
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32}  # of the plan's video VAE
 
 
-class DiffusersSubject:
+class DiffusersSubject(OneProcess):
     """Random weights of the published layout, made on the device; one forward is one step."""
 
     def __init__(self, setup: Setup) -> None:

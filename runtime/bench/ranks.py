@@ -23,6 +23,7 @@ from runtime.team import Meeting, Team, meet
 from runtime.worker import sentence
 
 _LOOPBACK = "lo"
+_ENDING_SECONDS = 10.0  # of a rank: less than app.bench_child waits for all
 
 
 class RanksSubject:
@@ -36,17 +37,19 @@ class RanksSubject:
         store = f"file://{self._folder.name}/store"
         meeting = Meeting(ranks=ranks, store=store, interface=_LOOPBACK)
         context = mp.get_context("spawn")
-        others = [
+        self._others = [
             context.Process(
                 target=_other, args=(setup, replace(meeting, rank=r, local=r), os.getpid())
             )
             for r in range(1, ranks)
         ]
-        for other in others:
+        for other in self._others:
             other.daemon = True
             other.start()
-        sentinels = [other.sentinel for other in others]
-        threading.Thread(target=_end_with, args=(sentinels,), daemon=True).start()
+        self._closing = threading.Event()
+        sentinels = [other.sentinel for other in self._others]
+        told = (sentinels, self._closing)
+        threading.Thread(target=_end_with, args=told, daemon=True).start()
         self._team = meet(meeting, setup.plan)
         self._subject = PlanSubject(setup, self._team)
         self.facts: Mapping[str, Any] = self._subject.facts
@@ -66,6 +69,22 @@ class RanksSubject:
         self._team.share(lambda: "profile")
         return self._subject.profile()
 
+    def close(self) -> None:
+        """Ends the other ranks; RuntimeError names those that do not, or with another status."""
+        self._closing.set()  # from here on it is no death that one ends
+        self._team.share(lambda: "close")
+        self._team.close()
+        for other in self._others:
+            other.join(_ENDING_SECONDS)
+        codes = [other.exitcode for other in self._others]
+        said = [
+            f"rank {rank} " + ("did not end" if code is None else f"ended with status {code}")
+            for rank, code in enumerate(codes, 1)
+            if code != 0
+        ]
+        if said:
+            raise RuntimeError(f"after its last turn {', '.join(said)}")
+
 
 def _taken(subject: PlanSubject, team: Team) -> Turn:
     turn = subject.turn()
@@ -75,24 +94,26 @@ def _taken(subject: PlanSubject, team: Team) -> Turn:
 
 
 def _other(setup: Setup, meeting: Meeting, parent: int) -> None:
-    """Another rank, until rank 0 ends: the kernel ends it too."""
+    """Another rank, until rank 0 closes, or ends: then the kernel ends it too."""
     die_with_parent(parent)
     try:
         team = meet(meeting, setup.plan)
         subject = PlanSubject(replace(setup, out=Path()), team)
-        while True:
-            if team.share(lambda: "turn") == "turn":
+        while (told := team.share(lambda: "close")) != "close":
+            if told == "turn":
                 _taken(subject, team)
             else:
                 subject.short_turn()
+        team.close()
     except Exception as error:
         traceback.print_exc()
         print(f"rank {meeting.rank}: {sentence(error)}", file=sys.stderr, flush=True)
         os._exit(1)  # nothing of a broken group is waited for
 
 
-def _end_with(sentinels: list[int]) -> None:
-    """Without one of its ranks the subject would wait for ever."""
+def _end_with(sentinels: list[int], closing: threading.Event) -> None:
+    """Without one of its ranks the subject would wait for ever, unless it waits for their end."""
     with suppress(OSError):
         wait(sentinels)
-        os._exit(1)
+        if not closing.is_set():
+            os._exit(1)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from app import bench, bench_watch, measurements, runs
+from app import bench, bench_child, bench_watch, measurements, runs
 from app.bench_child import BenchFailed, Child
 from app.bench_lock import alone
 from app.bench_table import lines
@@ -295,6 +299,71 @@ def test_a_subject_that_died_before_its_turn_is_closed_without_an_error() -> Non
     with pytest.raises(BenchFailed, match="x: its process ended"):
         child.ask("turn")
     child.close()
+
+
+def test_a_subject_on_several_ranks_ends_with_all_of_them_and_status_0(tmp_path: Path) -> None:
+    setup = a_setup(tmp_path)
+    setup["plan"]["layout"] = "U2"
+    setup["request"] |= {"width": 64, "height": 64, "frames": 5, "steps": 1}
+    with Child("U2", setup) as child:
+        child.load()
+        assert len(child.ask("turn")["rank_peak_bytes"]) == 2
+        (other,) = [p for p in psutil.Process(child._process.pid).children() if is_rank(p)]
+    assert (child._process.returncode, child.fault) == (0, "")
+    assert not other.is_running()
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """multiprocessing also has a process that watches resources."""
+    return "spawn_main" in " ".join(process.cmdline())
+
+
+def test_a_subject_that_fails_after_its_last_answer_has_a_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers are whole: they are told, and so is that."""
+    orderly = Child.close
+
+    def killed(child: Child) -> None:
+        if not child._process.poll():
+            os.kill(child._process.pid, signal.SIGTERM)
+        orderly(child)
+
+    monkeypatch.setattr(Child, "close", killed)
+    assert main(["bench", *TINY]) == 0
+    said = capsys.readouterr()
+    assert "note: cpu: after its last answer its process failed (status -15" in said.err
+    assert json.loads(said.out.splitlines()[-1])["ok"]
+
+
+def test_a_subject_that_has_told_why_it_ends_has_no_second_fault() -> None:
+    with Child("x", {"request": {"family": "none"}}) as child, pytest.raises(BenchFailed):
+        child.load()
+    assert child._process.returncode == 1 and child.fault == ""
+    child.close()  # once more
+
+
+def test_a_rank_that_does_not_end_well_is_named_and_one_that_does_is_not() -> None:
+    from runtime.bench.ranks import RanksSubject
+    from runtime.team import ALONE
+
+    class Rank:
+        def __init__(self, exitcode: int | None) -> None:
+            self.exitcode = exitcode
+
+        def join(self, seconds: float) -> None:
+            assert 0 < seconds < bench_child._ENDING_SECONDS
+
+    subject = object.__new__(RanksSubject)
+    subject._closing, subject._team = threading.Event(), ALONE
+    subject._others = [Rank(0), Rank(-11), Rank(None)]  # type: ignore[list-item]
+    with pytest.raises(
+        RuntimeError,
+        match=r"^after its last turn rank 2 ended with status -11, rank 3 did not end$",
+    ):
+        subject.close()
+    subject._others = [Rank(0)]  # type: ignore[list-item]
+    subject.close()
 
 
 @pytest.mark.parametrize("place", ["nowhere/records.jsonl", "."])
