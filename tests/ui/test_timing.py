@@ -70,6 +70,7 @@ def test_a_pinned_run_is_what_others_are_set_against(
     page.shot("1440_light_timing_baseline")
     page.click(".tm-pin")  # this one instead
     page.until(lambda: console.api("/runs/baseline")["id"] == two[1])
+    page.until(lambda: page.text(".tm-pin") == "Unpin")  # the answer has reached the page too
     page.click(".tm-pin")
     page.until(lambda: console.api("/runs/baseline")["id"] == "")
 
