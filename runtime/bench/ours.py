@@ -18,7 +18,6 @@ from runtime.bench.base import (
     folder_of,
     named,
     opener,
-    peak_of_process,
     peak_reserved_bytes,
     turn_of,
 )
@@ -26,7 +25,6 @@ from runtime.bench.profile import profiled, tell
 from runtime.clock import DENOISE, END_TO_END, StageClock
 from runtime.h3.denoise import Latents, layout_of
 from runtime.h3.packing import target_of
-from runtime.h3.parallelize import window_bytes
 from runtime.h3.pipeline import Pipeline
 from runtime.h3.step_bytes import step_bytes
 from runtime.h3.synthetic import synthetic_sides
@@ -117,9 +115,7 @@ class PlanSubject(OneProcess):
         heard = clock.times()  # waits for the device
         times = tuple(one for one in heard if one.rank == clock.rank)
         seconds = time.perf_counter() - began
-        allocated = peak_of_process()
-        if self._device.type == "cuda":
-            allocated = clock.peak_bytes() + window_bytes(self._pipeline.model)
+        allocated = self._pipeline.peak_bytes(clock)
         return turn_of(times, seconds, allocated, peak_reserved_bytes(self._device))
 
     def _given_conditioning(self, setup: Setup, clock: StageClock) -> None:

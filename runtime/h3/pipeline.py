@@ -298,7 +298,7 @@ class Pipeline:
     def _tell_peaks(self, job: _Job) -> None:
         """A note on the memory of every rank so far; all have come to the same point."""
         if self.team.ranks > 1:
-            peaks = self.team.collect(self._peak(job.clock))
+            peaks = self.team.collect(self.peak_bytes(job.clock))
             told = ", ".join(f"{bytes / 2**30:.2f}" for bytes in peaks)
             job.note(f"most memory of each rank up to the last step: {told} GiB")
 
@@ -520,28 +520,29 @@ class Pipeline:
 
     # ---- records
 
+    def peak_bytes(self, clock: StageClock) -> int:
+        """Bytes: of the request on a GPU; on the CPU of the process since it started.
+
+        Graphs: the pool that replays use is added, so a request that captures counts it twice; no
+        GPU has confirmed the sum, only stand-ins in tests. Copy engines: the windows are added.
+        """
+        if self.device.type == "cuda":
+            return clock.peak_bytes() + pool_bytes(self.model) + window_bytes(self.model)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     def _result(self, video: Path | None, latents: Path, out: Path, job: _Job) -> Result:
         return Result(
             request_id=job.id,
             video=video,
             latents=latents,
             stages=(),  # the worker fills them in, end to end included
-            peak_memory_bytes=self._peak(job.clock),
+            peak_memory_bytes=self.peak_bytes(job.clock),
             record=out / "run.json",
             cached_steps=tuple(job.cached),
         )
 
     def _record(self) -> dict[str, object]:
         return {"plan": plain(self.plan), "resolved": self.resolved}
-
-    def _peak(self, clock: StageClock) -> int:
-        """Bytes: of the request on a GPU; on the CPU of the process since it started.
-
-        Graphs: the pool that replays use is added, so a request that captures counts it twice.
-        """
-        if self.device.type == "cuda":
-            return clock.peak_bytes() + pool_bytes(self.model) + window_bytes(self.model)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _resolve(self) -> dict[str, str]:
         """The plan as it will really run: kernel routes, versions, device."""

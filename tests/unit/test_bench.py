@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from app import bench, bench_child, bench_watch, measurements, runs
 from app.bench_child import BenchFailed, Child
@@ -22,6 +23,7 @@ from app.bench_table import lines
 from launch import main
 from runtime.bench.base import setup_of
 from runtime.bench.profile import class_of, tell, union_seconds
+from runtime.clock import StageClock
 
 TINY = ("--plan", "cpu", "--request", "demo", "--text-rows", "7", "--runs", "2")
 
@@ -422,6 +424,31 @@ def test_a_turn_writes_below_the_folder_that_its_parent_removes(tmp_path: Path) 
     (tmp_path / "scratch").mkdir()
     with subject._folder() as out:
         assert out.parent == tmp_path / "scratch"
+
+
+def test_a_turn_s_peak_is_what_a_run_s_record_has(tmp_path: Path) -> None:
+    """The pipeline counts it, with the pool of graphs and the windows of copy engines."""
+    from runtime.bench.ours import PlanSubject
+    from runtime.team import ALONE
+
+    class Pipeline:
+        team, meter = ALONE, None
+
+        def denoise(self, *given: object, clock: StageClock, **more: object) -> None:
+            self.clock = clock
+
+        def peak_bytes(self, clock: StageClock) -> int:
+            assert clock is self.clock
+            return 7
+
+    subject = object.__new__(PlanSubject)
+    subject._turns, subject._setup, subject._device = (
+        0,
+        setup_of(a_setup(tmp_path)),
+        torch.device("cpu"),
+    )
+    subject._pipeline, subject._sides = Pipeline(), (None, None)  # type: ignore[assignment]
+    assert subject.turn().peak_allocated_bytes == 7
 
 
 def a_setup(scratch: Path) -> dict[str, Any]:

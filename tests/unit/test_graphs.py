@@ -18,6 +18,7 @@ from runtime.h3.denoise import Latents, draw_noise
 from runtime.h3.graphed import eagerly, graphed, pool_bytes
 from runtime.h3.model import H3Model
 from runtime.h3.packing import TargetShape
+from runtime.h3.pipeline import Pipeline
 from runtime.parity.taps import module_taps
 from tests.denoiser_parts import TARGET, conditioning, demo_plan, denoiser, normal, side
 
@@ -240,6 +241,24 @@ def test_the_pool_s_bytes_are_told_and_none_without_graphs() -> None:
     assert pool_bytes(model) == 1000
     with eagerly(model):
         assert pool_bytes(model) == 0
+
+
+class Clock:
+    """Of a request whose tensors took 5 bytes at most."""
+
+    def peak_bytes(self) -> int:
+        return 5
+
+
+def test_the_peak_of_a_request_on_a_gpu_counts_the_pool_too() -> None:
+    """With stand-ins: graphs of a GPU have not been looked at so."""
+    plain, model, _ = pair()
+    velocity(model, conditioning(), 0.5)
+    pipeline = object.__new__(Pipeline)
+    pipeline.device = torch.device("cuda")
+    for its, peak in ((plain, 5), (model, 1005)):
+        pipeline.model = its
+        assert pipeline.peak_bytes(Clock()) == peak  # type: ignore[arg-type]
 
 
 # ---- the plan
