@@ -78,7 +78,8 @@ _FIT = (
     "<div class='fields'>"
     + field("Plan", "<select id='plan' data-field='plan'></select>", "grow")
     + field("Compare with", "<select id='plan-b' data-field='plan_b'></select>", "grow")
-    + "</div><label class='check'><input type='checkbox' data-field='keep_latents'> "
+    + "</div><p class='note plan-gone' role='status' hidden></p>"
+    "<label class='check'><input type='checkbox' data-field='keep_latents'> "
     "Keep the latents (for parity and comparison)</label>"
     "<section class='fit' aria-label='Before it runs' aria-live='polite'></section>"
 )

@@ -7,7 +7,8 @@
   const MOST = { image: 9, video: 3, audio: 3 };
   const LARGEST_SEED = 2n ** 64n - 1n;
   let draft = null, first = null, key = ''; // key: where the draft of the signed-in user is kept
-  const lost = []; // sentences on files that were taken out of the draft, which nobody has read yet
+  // sentences on what was taken out of the draft, which nobody has read yet, by the place that tells them
+  const lost = { frame: [], plan: [] };
 
   const LTX = { width: 'ltx_width', height: 'ltx_height', frames: 'ltx_frames', fps: 'ltx_fps' }; // its own fields
   const keep = () => { if (key) h3.state(key, draft); };
@@ -45,6 +46,7 @@
   function resume(user) {
     key = `draft/${user}`;
     set(h3.kept(h3.state(key), draft));
+    compared();
     look().catch(() => {}); // the console does not answer, which the header says
   }
 
@@ -58,14 +60,23 @@
     const image = seen(draft.ltx_image), away = !!image && image.missing && draft.ltx_image.unsure;
     if (away) {
       const named = draft.ltx_image.missing ? 'The first frame' : `The first frame, ${image.name},`;
-      lost.push(`${named} is no longer on this console and was taken out of the form; add the picture again.`);
+      lost.frame.push(`${named} is no longer on this console and was taken out of the form; add the picture again.`);
     }
     set({ ltx_image: away ? null : image, references: draft.references.map(seen) });
     if (away) h3.emit('lost');
   }
 
-  // The sentences, which are told once.
-  const tellLost = () => lost.splice(0);
+  // A plan to compare with may have been deleted since: it is taken out, as soon as that is known.
+  function compared() {
+    const known = h3.plans.get(), { plan_b } = draft;
+    if (!plan_b || !known || known.some((one) => one.name === plan_b)) return;
+    lost.plan.push(`Plan ${plan_b}, which was to be compared with, is no longer on this console and was taken out of the form; choose another one under Compare with, or nothing.`);
+    set({ plan_b: '' });
+    h3.emit('lost');
+  }
+
+  // The sentences of a place, which are told once.
+  const tellLost = (place) => lost[place].splice(0);
   h3.on('session', ({ user }) => { if (!key) resume(user); });
 
   // Lays changes over the draft; `from` is the part that made them and needs no redraw. The family
@@ -85,6 +96,7 @@
   // that was chosen before they came has no plan yet.
   h3.on('plans', () => {
     if (!draft) return;
+    compared();
     if (!draft.plan) set({ plan: h3.plans.of(draft.family, '') });
     else if ((h3.plans.family(draft.plan) || draft.family) !== draft.family) set({});
   });

@@ -1,6 +1,6 @@
 // Plans and the preflight card: whether the request fits this machine on this plan, and why.
 const q = (s) => element.querySelector(s);
-const fit = q('.fit');
+const fit = q('.fit'), gone = q('.plan-gone');
 const VERDICTS = { fits: 'fits', tight: 'tight', no: 'does not fit', unknown: 'not known' };
 const ROLES = { dit: 'denoiser', text_encoder: 'text encoder', video_vae: 'video VAE', audio_vae: 'audio VAE', vocoder: 'vocoder', upsampler: 'latent upsampler' };
 const PATIENCE_MILLISECONDS = 500; // an older answer stands no longer than this
@@ -88,7 +88,7 @@ function wait() {
 
 // Asks for the estimate of the draft; gives it to everybody (null: there is none now).
 async function preflight() {
-  if (!h3.session) return; // the draft of this user is not there yet
+  if (!h3.session || !h3.plans.get()) return; // the draft of this user, or what it may name, is not there yet
   if (asking) asking.abort();
   asking = new AbortController();
   const { signal } = asking, late = setTimeout(wait, PATIENCE_MILLISECONDS);
@@ -118,20 +118,31 @@ function fillPlans() {
   h3.plans.choices(q('#plan-b'), d.plan_b, { none: 'nothing', only: d.family });
 }
 
+function sayGone(text) {
+  h3.write(gone, text);
+  gone.hidden = !text;
+}
+
+// What became of a plan that the draft named, until another choice is made.
+const lost = () => h3.draft.lost('plan').forEach(sayGone);
+
 function plans() {
   h3.plans.refresh().catch((error) => sayFit(error.message, 'no'));
 }
 
 h3.on('draft', ({ changed }) => {
   if (changed.includes('family')) fillPlans();
+  if (changed.includes('plan_b')) sayGone('');
   if (changed.includes('references')) { if (asking) asking.abort(); wait(); }
   preflightSoon();
 }, element);
 h3.on('session', preflightSoon, element);
 h3.on('plans', () => { fillPlans(); preflightSoon(); }, element);
 h3.on('tab', ({ tab }) => { if (tab === 'generate') preflightSoon(); }, element);
+h3.on('lost', lost, element);
 h3.on('reset', plans, element);
 h3.draft.bind(element);
 fillPlans();
+lost();
 preflight();
 plans();

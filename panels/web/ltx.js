@@ -45,7 +45,7 @@ function frame() {
 
 // What became of a first frame that an older draft had, under the place where it stood.
 function lost() {
-  for (const sentence of h3.draft.lost()) line({ name: 'first frame' }).failed(sentence);
+  for (const sentence of h3.draft.lost('frame')) line({ name: 'first frame' }).failed(sentence);
 }
 
 // One quiet line on the licence of the plan's weights; a note with a button while it is needed.

@@ -89,6 +89,65 @@ def test_a_reference_that_was_deleted_keeps_its_place_and_is_marked(
     assert len(page.all(".refs .ref.missing")) == 1
 
 
+OWN = "to-be-deleted"
+
+
+def saved_plan(console: Server, name: str) -> None:
+    fields = {k: v for k, v in console.api("/plans/cpu")["fields"].items() if k != "name"}
+    console.api(f"/plans/{name}", "PUT", fields | {"threads": 1})
+
+
+def gone_plan_is_told(page: Page) -> None:
+    told = page.until(lambda: page.text("#part-fit .plan-gone"))
+    assert told == (
+        f"Plan {OWN}, which was to be compared with, is no longer on this console and was taken "
+        f"out of the form; choose another one under Compare with, or nothing."
+    )
+    assert page.value("#plan-b") == "" and page.text("#go") == "Generate"
+    assert OWN not in page.js("return [...document.querySelector('#plan-b').options]"
+                              ".map(o=>o.value)")  # fmt: skip
+    page.until(lambda: page.text(".fit-rows").startswith("S = "))
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_plan_b_that_was_deleted_is_taken_out_and_the_page_says_so(
+    page: Page, console: Server, width: int
+) -> None:
+    page.open(width=width)
+    saved_plan(console, OWN)
+    page.chrome.refresh()
+    page.ready()
+    page.choose("#plan-b", OWN)
+    page.until(lambda: page.text("#go") == "Generate both")
+    page.until(lambda: len(page.all(".fit .fit-top")) == 2)
+    page.chrome.get(f"{page.url}/api/v1/health")
+    assert kept(page)["plan_b"] == OWN
+    console.api(f"/plans/{OWN}", "DELETE")
+    page.open(width=width)
+    gone_plan_is_told(page)
+    page.js("document.querySelector('#part-fit').scrollIntoView()")
+    page.shot(f"plan_b_gone_{width}_light")
+    assert page.overflow() == []
+    page.choose("#plan-b", "cpu")  # another choice: it has been read
+    page.until(lambda: page.text("#part-fit .plan-gone") == "")
+    page.choose("#plan-b", "")
+    page.chrome.refresh()
+    page.ready()
+    page.until(lambda: page.text(".fit-rows").startswith("S = "))
+    assert page.text("#part-fit .plan-gone") == "" and kept(page)["plan_b"] == ""
+
+
+def test_a_plan_b_that_is_deleted_on_the_page_is_taken_out_too(page: Page, console: Server) -> None:
+    saved_plan(console, OWN)
+    page.chrome.refresh()
+    page.ready()
+    page.choose("#plan-b", OWN)
+    page.until(lambda: len(page.all(".fit .fit-top")) == 2)
+    console.api(f"/plans/{OWN}", "DELETE")
+    page.js("h3.plans.refresh()")  # as the Backends panel does after Delete
+    gone_plan_is_told(page)
+
+
 @pytest.mark.parametrize(
     "text",
     [
