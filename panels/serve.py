@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         url = _url(args.host, listening.getsockname()[1])
 
         def greet() -> None:
-            _say(f"H3 console with plan {plan.name}: {url}  (Ctrl-C ends it)")
+            _say(f"Video console with plan {plan.name}: {url}  (Ctrl-C ends it)")
             if fresh:
                 _say(f"Whoever has this link may use it: {url}/?token={token}")
             elif args.token == _RANDOM:
