@@ -29,7 +29,7 @@ _WEEK = {"Cache-Control": "public, max-age=604800"}
 def build_host(console: Console, access: Access, hosts: Hosts, share: Share) -> FastAPI:
     """The application without pages: guards, sign-in, REST under /api/v1, /metrics, plotly.js."""
     app = FastAPI(
-        title="H3 console",
+        title="Video console",
         description="Jobs, runs, media, plans and telemetry of one console. Errors are "
         '{"detail": "one sentence"}.',
         docs_url=None,  # both pages would load their scripts from elsewhere

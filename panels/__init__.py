@@ -22,7 +22,7 @@ def build_ui(console: Console) -> gr.Blocks:
     from panels.first import first_draft
 
     modules = {name: importlib.import_module(f"panels.{name}") for name in PANELS}
-    with gr.Blocks(title="H3 console", analytics_enabled=False) as page:
+    with gr.Blocks(title="Video console", analytics_enabled=False) as page:
         titles = [(name, module.TITLE) for name, module in modules.items()]
         chip = widgets.header(titles, first_draft(console.session.plan))
         with gr.Tabs(elem_id="panels"):

@@ -11,7 +11,7 @@ import gradio as gr
 WEB = Path(__file__).with_name("web")
 
 _HEADER = (
-    "<header class='head'><div class='head-row'><h1 class='head-name'>H3 console</h1>"
+    "<header class='head'><div class='head-row'><h1 class='head-name'>Video console</h1>"
     "<div class='head-end'>"
     "<span class='chip' role='status'><span class='chip-dot'></span>"
     "<span class='chip-text'>connecting</span></span>"

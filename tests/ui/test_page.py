@@ -11,6 +11,7 @@ from panels import PANELS
 from tests.ui.conftest import Page
 
 INTERACTIVE_SECONDS = 3.0
+TITLE = "Video console"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -24,6 +25,13 @@ def test_no_tab_is_wider_than_the_window(page: Page, width: int, theme: str) -> 
         time.sleep(0.5)  # what a panel asks for when it opens has come
         page.shot(f"{tab}_{width}_{theme}")
         assert page.overflow() == [], tab
+
+
+def test_the_title_is_that_of_the_console_and_of_no_family(page: Page) -> None:
+    """Both families are used on this page, with an LTX plan too."""
+    page.press(".families", "LTX-2.5")
+    page.until(lambda: page.value("#plan") == "ltx_cpu")
+    assert page.chrome.title == page.text(".head-name") == TITLE
 
 
 def test_the_tab_is_kept_in_the_address(page: Page) -> None:

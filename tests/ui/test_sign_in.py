@@ -14,6 +14,7 @@ import pytest
 from selenium import webdriver
 
 from tests.ui.conftest import ROOT, Page
+from tests.ui.test_page import TITLE
 
 PASSWORD = "correct horse"
 
@@ -64,6 +65,7 @@ def shown(page: Page, *, width: int, scheme: str) -> None:
 def test_a_stranger_sees_the_sign_in_without_overflow(door: Page, width: int, scheme: str) -> None:
     shown(door, width=width, scheme=scheme)
     assert door.chrome.current_url.endswith("/login")
+    assert (door.text("h1"), door.chrome.title) == (TITLE, f"Sign in · {TITLE}")
     assert door.js("return document.documentElement.scrollWidth") <= width
     door.shot(f"sign_in_{width}_{scheme}")
     assert door.errors() == []
