@@ -19,7 +19,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
-from app import families, licences, models
+from app import families, licences, ltx_fit, ltx_prompt, models
 from app.children import run_child
 from app.needs import CPU_ENGINE_RAM
 from app.nvml import Gpus
@@ -27,6 +27,7 @@ from runtime.checkpoints.classify import classify
 from runtime.checkpoints.header import read_header
 from runtime.ltx.census import ROLE as LTX_ROLE
 from runtime.ltx.orders import problem_of
+from runtime.ltx.text_folder import tokenizer_file
 from runtime.messages import Plan
 
 Status = Literal["ok", "warning", "fatal"]
@@ -74,8 +75,7 @@ def examine(plan: Plan, root: Path, machine: Machine) -> Iterator[Finding]:
     yield from _packages(machine.pins)
     yield from _gpus(plan, machine)
     yield from _checkpoints(plan)
-    if families.of_plan(plan) is families.H3:
-        yield _tokenizer(plan)
+    yield _tokenizer(plan) if families.of_plan(plan) is families.H3 else _ltx_tokenizer(plan)
     if licences.of_plan(plan) is not None:
         yield _licence(plan, root)
     yield _disk(root)
@@ -169,6 +169,8 @@ def _torch(bad: Status, needless: str, machine: Machine) -> Finding:
 def _checkpoints(plan: Plan) -> Iterator[Finding]:
     family = families.of_plan(plan)
     problems = {file.role: file.problem for file in models.look(plan).files}
+    if family is families.LTX and not any(problems.values()):
+        problems |= _fit(plan)
     for role, path in families.paths(plan).items():
         words = _TITLES.get(role, role.replace("_", " "))
         if path is not None and role not in family.folders and path.is_file():
@@ -176,16 +178,32 @@ def _checkpoints(plan: Plan) -> Iterator[Finding]:
         elif path is not None and role in family.folders and path.is_dir():
             yield _folder(plan, path, words, problems[role])
         else:
-            todo = f"put the file there, or change [models] in plan {plan.name}"
+            kind = "folder" if role in family.folders else "file"
+            todo = f"put the {kind} there, or change [models] in plan {plan.name}"
             yield Finding(name=words, status="fatal", text=f"{path} is not there", todo=todo)
+
+
+def _fit(plan: Plan) -> dict[str, str]:
+    """What is wrong with the folders of LTX whose headers show nothing."""
+    try:
+        return ltx_fit.problems(plan)
+    except (ValueError, OSError) as error:
+        return dict.fromkeys(families.LTX.folders, str(error))
 
 
 def _folder(plan: Plan, path: Path, words: str, problem: str) -> Finding:
     if problem:
         todo = f"name another folder in [models] of plan {plan.name}"
-        return Finding(name=words, status="fatal", text=problem, todo=todo)
+        text, todo = _told_once(problem, "[models]", todo)
+        return Finding(name=words, status="fatal", text=text, todo=todo)
     text = f"folder {path.name}, {_size(_bytes(path))}"
     return Finding(name=words, status="ok", text=text)
+
+
+def _told_once(problem: str, advice: str, todo: str) -> tuple[str, str]:
+    """Text and todo of a sentence: its last clause, if that is advice, which has this word."""
+    text, _, own = problem.rpartition("; ")
+    return (text, own) if text and advice in own else (problem, todo)
 
 
 def _checkpoint(plan: Plan, file: Path, role: str, words: str) -> Finding:
@@ -221,14 +239,24 @@ def _tokenizer(plan: Plan) -> Finding:
     return Finding(name="tokenizer", status="ok", text=str(folder))
 
 
+def _ltx_tokenizer(plan: Plan) -> Finding:
+    try:
+        ltx_prompt.check_tokenizer(plan)
+    except (ValueError, OSError) as error:
+        todo = f"name the folder of the tower's tokenizer in [models] of plan {plan.name}"
+        return Finding(name="tokenizer", status="fatal", text=str(error), todo=todo)
+    file = tokenizer_file(plan.models.text_encoder, plan.models.tokenizer)
+    return Finding(name="tokenizer", status="ok", text=str(file))
+
+
 def _licence(plan: Plan, root: Path) -> Finding:
     try:
         reason = licences.missing(plan, root)
     except (ValueError, OSError) as error:  # no denoiser, which is told apart
         reason = str(error)
     if reason:
-        todo = "read the licence that came with the weights and acknowledge it"
-        return Finding(name="licence", status="warning", text=reason, todo=todo)
+        text, todo = _told_once(reason, "--acknowledge-licence", "see what is said of the denoiser")
+        return Finding(name="licence", status="warning", text=text, todo=todo)
     return Finding(name="licence", status="ok", text="nothing to acknowledge (any more)")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app import families, ltx_prompt, media, preflight
+from app import families, ltx_fit, ltx_prompt, media, preflight
 from app.estimate import FileFound, Phase, ReferencePlan, Rows
 from app.measured import Measured
 from app.models import Models
@@ -43,7 +43,9 @@ def measured(request: LTXRequest, plan: Plan, models: Models) -> Measured:
         references=references,
         text=CONTEXT_ROWS,
         total=shape.video_tokens + shape.audio,
-        refused=_said(ltx_prompt.check, request.prompt, plan) if usable else "",
+        refused=(_said(ltx_fit.check, plan) or _said(ltx_prompt.check, request.prompt, plan))
+        if usable
+        else "",
     )
 
 

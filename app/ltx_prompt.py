@@ -26,9 +26,18 @@ def check(prompt: str, plan: Plan) -> None:
     text = prompt.strip()
     if len(text.encode()) < CONTEXT_ROWS:  # a token of Gemma is a byte or more; BOS is one more
         return
+    check_tokens(_counted(text, plan))
+
+
+def check_tokenizer(plan: Plan) -> None:
+    """ValueError for a tokenizer.json that is none, which no short prompt would show."""
+    _counted("", plan)
+
+
+def _counted(text: str, plan: Plan) -> int:
     folder, tokenizer = plan.models.text_encoder, plan.models.tokenizer
     changed = tokenizer_file(folder, tokenizer).stat().st_mtime_ns
-    check_tokens(_tokens(text, folder, tokenizer, changed))
+    return _tokens(text, folder, tokenizer, changed)
 
 
 @functools.lru_cache(maxsize=256)  # of counts alone: what went wrong is of its moment

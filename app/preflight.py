@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from app import families, ltx_prompt, models, presets
+from app import families, ltx_fit, ltx_prompt, models, presets
 from app.incoming import called
 from runtime.layouts import check_guidance
 from runtime.media.info import MediaInfo
@@ -48,7 +48,7 @@ def check(
         check_pyav()
     for reference in request.references:
         check_reference(reference, probe, least_side=families.of_request(request).least_side)
-    check_models(plan)
+    check_loadable(plan)
     if isinstance(request, LTXRequest):
         ltx_prompt.check(request.prompt, plan)
     check_disk(request, out)
@@ -129,6 +129,13 @@ def check_models(plan: Plan) -> None:
     for file in models.look(plan).files:
         if file.problem:
             raise ValueError(file.problem)
+
+
+def check_loadable(plan: Plan) -> None:
+    """check_models, and what a family's libraries alone can tell, which takes seconds at first."""
+    check_models(plan)
+    if families.of_plan(plan) is families.LTX:
+        ltx_fit.check(plan)
 
 
 def disk_need(request: Request) -> int:

@@ -22,7 +22,7 @@ from app.console import Console
 from app.host import build_host
 from app.hosts import Hosts, check_bind, is_wildcard, listen
 from app.media_use import sweeping
-from app.preflight import check_models
+from app.preflight import check_loadable
 from app.private import TOKEN, kept_token
 from app.share import Share, Tunnel
 from runtime.families import FAMILIES
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         accounts += passwords.read_accounts(args.auth_file)
     check_bind(args.host, share=args.share, locked=bool(accounts or args.token))
     plan = presets.load_plan(presets.find("plans", args.plan))
-    check_models(plan)
+    check_loadable(plan)
     if find_spec("av") is None:
         raise ValueError("mp4 files need PyAV; pip install 'av>=18.1,<20'")
     token, fresh = kept_token(args.runs) if args.token == _RANDOM else (args.token, False)

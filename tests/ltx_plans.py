@@ -6,6 +6,7 @@ run them.
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Mapping
@@ -13,15 +14,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from runtime.ltx.config import LTXConfig
-from runtime.ltx.folders import AUDIO_VAE, LATENTS_MEAN, UPSAMPLER, VIDEO_VAE, VOCODER, Component
+from runtime.ltx.folders import AUDIO_VAE, UPSAMPLER, VIDEO_VAE, VOCODER, Component
 from runtime.ltx.published import TINY_CONFIG, connectors, metadata_of
 from runtime.ltx.published import denoiser as published
 from runtime.ltx.text_folder import CLASS_NAME, OFFICIAL
+from runtime.ltx.tiny_components import TEXT_LAYERS, tiny_modules, tiny_tokenizer
 from runtime.messages import ModelFiles, Plan
 
 CONFIG = LTXConfig.from_header(metadata_of(TINY_CONFIG))
-LAYERS = 1
 _BYTES = {"F32": 4, "BF16": 2}
 
 
@@ -56,27 +59,41 @@ def folder(path: Path, config: Mapping[str, Any], **tensors: tuple[int, ...]) ->
     return path
 
 
+@functools.cache
+def _parts() -> dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]]:
+    """Of each class, its config and the shapes of its tensors, as the tiny demo has them."""
+    with torch.device("meta"):
+        modules = tiny_modules(CONFIG).values()
+    made = {}
+    for module in modules:
+        config = module.config
+        table = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+        tied = getattr(module, "_tied_weights_keys", None) or ()
+        shapes = {n: tuple(t.shape) for n, t in module.state_dict().items() if n not in tied}
+        made[type(module).__name__] = (table, shapes)
+    return made
+
+
 def component(path: Path, of: Component, **options: object) -> Path:
     """A folder of one of diffusers' parts."""
-    config = {"_class_name": of.class_name, **of.options, **options}
-    return folder(path, config, **{LATENTS_MEAN: (128,)})
+    table, shapes = _parts()[of.class_name]
+    return folder(path, {"_class_name": of.class_name, **table, **options}, **shapes)
 
 
 def text_encoder(path: Path, **table: object) -> Path:
     """A tower with its projection and its tokenizer in one folder."""
-    text = {
-        "hidden_size": CONFIG.caption_channels,
-        "num_hidden_layers": LAYERS,
-        "bos_token_id": 2,
-        "pad_token_id": 0,
-        **table,
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
+    config, tensors = _parts()[CLASS_NAME]
+    config = {**config, "architectures": [CLASS_NAME]}
+    config["text_config"] = {**config["text_config"], **table}
+    shapes = dict(tensors)
     for stream, width in (("video", CONFIG.video_dim), ("audio", CONFIG.audio_dim)):
-        shapes[OFFICIAL.format(stream, "weight")] = (width, CONFIG.caption_channels * (LAYERS + 1))
+        shapes[OFFICIAL.format(stream, "weight")] = (
+            width,
+            CONFIG.caption_channels * (TEXT_LAYERS + 1),
+        )
         shapes[OFFICIAL.format(stream, "bias")] = (width,)
-    folder(path, {"architectures": [CLASS_NAME], "text_config": text}, **shapes)
-    (path / "tokenizer.json").write_text("{}")
+    folder(path, config, **shapes)
+    (path / "tokenizer.json").write_text(tiny_tokenizer())
     return path
 
 
@@ -86,10 +103,10 @@ def plan_of(place: Path, license: str | None = "LTX-2.x Community License") -> P
     models = ModelFiles(
         dit=denoiser(place / "dit.safetensors", license),
         text_encoder=text_encoder(place / "text_encoder"),
-        video_vae=component(place / "video_vae", VIDEO_VAE, latent_channels=CONFIG.in_channels),
+        video_vae=component(place / "video_vae", VIDEO_VAE),
         audio_vae=component(place / "audio_vae", AUDIO_VAE),
         vocoder=component(place / "vocoder", VOCODER),
-        upsampler=component(place / "upsampler", UPSAMPLER, in_channels=CONFIG.in_channels),
+        upsampler=component(place / "upsampler", UPSAMPLER),
     )
     return Plan(
         name="mine",

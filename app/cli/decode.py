@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     preflight.check_pyav()
     preflight.check_models(plan)
     check_latents(latents, _form(plan))  # the engine asks the same, once all is loaded
+    preflight.check_loadable(plan)
     licences.check(plan, runs.FOLDER)
     bar = Bar()
     last: Result | Failure

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,18 @@ from torch import Tensor, nn
 from runtime.checkpoints.header import CheckpointError
 from runtime.checkpoints.load import LoadReport
 from runtime.kernels.unavailable import Unavailable
-from runtime.ltx.folders import CONFIG, LATENTS_MEAN, LATENTS_STD, Component, check_component
+from runtime.ltx.folders import (
+    CONFIG,
+    LATENTS_MEAN,
+    LATENTS_STD,
+    Component,
+    check_component,
+    shapes_of,
+)
 
 STATISTICS = (LATENTS_MEAN, LATENTS_STD)  # applied to fp32 latents: fp32 in every dtype
 _LISTED = 5
+_SAID = 300  # characters
 
 
 def library(name: str) -> Any:
@@ -59,21 +67,45 @@ def load_component(
     """
     began = time.perf_counter()
     folder, config, files = check_component(path, component)
-    cls = getattr(library(component.module), component.class_name)
-    _check_known(folder, config, cls)
-    with torch.device(device):
-        built: nn.Module = cls.from_config(config)
+    built = _built(folder, config, component, device)
+    _check_tensors(built, files, folder)
     # diffusers' own `to` warns of an empty list of modules that should stay in float32
     built = nn.Module.to(built, dtype).eval().requires_grad_(False)
     for name in STATISTICS:
         if hasattr(built, name):
             setattr(built, name, getattr(built, name).float())
-    tensors = read_tensors(files)
-    _fill(built, tensors, folder)
+    tensors, own = read_tensors(files), built.state_dict()
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(own[name].copy_(tensor)).all()):
+            raise CheckpointError(f"{folder}: {name} holds NaN or infinity")
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     total = sum(t.numel() * t.element_size() for t in tensors.values())
     return built, LoadReport(bytes=total, seconds=time.perf_counter() - began)
+
+
+def check_fits(path: Path, component: Component) -> None:
+    """CheckpointError as load_component, by config.json and headers alone: no number is read."""
+    folder, config, files = check_component(path, component)
+    _check_tensors(_built(folder, config, component, torch.device("meta")), files, folder)
+
+
+def _built(
+    folder: Path, config: Mapping[str, Any], component: Component, device: torch.device
+) -> nn.Module:
+    """The component's class as the config says, its tensors not read yet."""
+    cls = getattr(library(component.module), component.class_name)
+    _check_known(folder, config, cls)
+    try:
+        with torch.device(device):
+            built: nn.Module = cls.from_config(config)
+    except torch.OutOfMemoryError:  # which is no fault of the config
+        raise
+    except Exception as error:  # of whatever kind the class fails with
+        raise CheckpointError(
+            f"{folder / CONFIG} makes no {cls.__name__} ({type(error).__name__}: {said(error)})"
+        ) from error
+    return built
 
 
 def _check_known(folder: Path, config: Mapping[str, Any], cls: type) -> None:
@@ -86,21 +118,28 @@ def _check_known(folder: Path, config: Mapping[str, Any], cls: type) -> None:
         )
 
 
-def _fill(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Copy every tensor into the module's parameter or buffer of its name."""
-    own = module.state_dict()
-    problems = [f"{name} is missing" for name in own if name not in tensors]
-    for name, tensor in tensors.items():
+def _check_tensors(module: nn.Module, files: Mapping[str, Path], folder: Path) -> None:
+    """CheckpointError unless `files` (tensor_files) have the tensors of the module and no other."""
+    found, own = shapes_of(files, files), module.state_dict()
+    problems = [f"{name} is missing" for name in own if name not in found]
+    for name, got in found.items():
         if name not in own:
             problems.append(f"{name} is left over")
-        elif tensor.shape != own[name].shape:
-            want, got = list(own[name].shape), list(tensor.shape)
-            problems.append(f"{name} is {got}, expected {want}")
+        elif got != tuple(own[name].shape):
+            problems.append(f"{name} is {list(got)}, expected {list(own[name].shape)}")
+    refuse(problems, type(module).__name__, files, folder)
+
+
+def said(error: Exception) -> str:
+    """What an error of a library says, as a part of one sentence."""
+    return " ".join(str(error).split())[:_SAID]
+
+
+def refuse(problems: Sequence[str], what: str, files: Mapping[str, Path], folder: Path) -> None:
+    """CheckpointError with the first problems, if there are any, naming the file if it is one."""
     if problems:
         more = len(problems) - _LISTED
         told = "; ".join(problems[:_LISTED]) + (f"; {more} more" if more > 0 else "")
-        raise CheckpointError(f"{folder} does not fit {type(module).__name__}: {told}")
-    for name, tensor in tensors.items():
-        target = own[name].copy_(tensor)
-        if not bool(torch.isfinite(target).all()):
-            raise CheckpointError(f"{folder}: {name} holds NaN or infinity")
+        places = set(files.values())
+        place = places.pop() if len(places) == 1 else folder
+        raise CheckpointError(f"{place} does not fit {what}: {told}")

@@ -82,7 +82,7 @@ UPSAMPLER = Component(
     options={"dims": 3, "spatial_upsample": True, "temporal_upsample": False},
 )
 
-_OF_ROLE: Mapping[str, Component] = {
+OF_ROLE: Mapping[str, Component] = {
     "video_vae": VIDEO_VAE,
     "audio_vae": AUDIO_VAE,
     "vocoder": VOCODER,
@@ -226,7 +226,7 @@ def check_role(role: str, path: Path, channels: int) -> None:
 
     channels: of the denoiser's video latents.
     """
-    folder, config, files = check_component(path, _OF_ROLE[role])
+    folder, config, files = check_component(path, OF_ROLE[role])
     if role == "video_vae":
         check_video_vae(folder, config, channels)
     elif role == "audio_vae":

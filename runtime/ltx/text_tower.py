@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from runtime.cancel import Cancelled
 from runtime.checkpoints.header import CheckpointError
 from runtime.checkpoints.load import LoadReport
-from runtime.ltx.components import library
+from runtime.ltx.components import library, refuse, said
 from runtime.ltx.config import LTXConfig
+from runtime.ltx.folders import CONFIG, shapes_of, tensor_files
 from runtime.ltx.sizes import CONTEXT_ROWS
 from runtime.ltx.text import TextProjection
 from runtime.ltx.text_files import read_projection
@@ -139,41 +140,79 @@ def load_text_tower(
 def _text_config(folder: Path, config: LTXConfig) -> dict[str, Any]:
     """The text part of the tower's config.json, with what transformers takes by default."""
     tower_config(folder)
-    cls = getattr(library("transformers"), CLASS_NAME).config_class
-    table: dict[str, Any] = cls.from_pretrained(folder, local_files_only=True).text_config.to_dict()
+    table: dict[str, Any] = _config(folder).text_config.to_dict()
     check_table(folder, table, config)
     return table
 
 
+def _config(folder: Path) -> Any:
+    """config.json as transformers reads it."""
+    cls = getattr(library("transformers"), CLASS_NAME)
+    try:
+        return cls.config_class.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # its checks of fields raise an error of no common kind
+        raise CheckpointError(
+            f"{folder / CONFIG} is not understood by transformers: {said(error)}"
+        ) from error
+
+
+def check_tower(folder: Path) -> None:
+    """CheckpointError as load_text_tower, for tensors that the tower lacks or has no use for.
+
+    config.json and headers alone are read: transformers loads zeros that take no memory, as names
+    of a file may not be those of its class.
+    """
+    cls: Any = getattr(library("transformers"), CLASS_NAME)
+
+    class Unfilled(cls):  # type: ignore[misc]
+        def initialize_weights(self) -> None:
+            """What is missing stays memory that nobody touches."""
+
+    files = tensor_files(folder)
+    zero = torch.zeros((), dtype=torch.bfloat16)
+    zeros = {name: zero.expand(shape) for name, shape in shapes_of(files, files).items()}
+    options = {"config": _config(folder), "state_dict": zeros}
+    _loaded(Unfilled, None, folder, torch.bfloat16, **options)
+
+
 def _tower(folder: Path, dtype: torch.dtype) -> Any:
     """On the CPU; transformers ties the output embedding, which is not used here."""
-    transformers = library("transformers")
-    transformers.utils.logging.disable_progress_bar()
+    cls = getattr(library("transformers"), CLASS_NAME)
+    options = {"local_files_only": True, "use_safetensors": True}
+    return _loaded(cls, folder, folder, dtype, **options).eval().requires_grad_(False)
+
+
+def _loaded(
+    cls: Any, source: Path | None, folder: Path, dtype: torch.dtype, **options: object
+) -> Any:
+    """What transformers makes of `source` and options; CheckpointError about `folder`."""
+    library("transformers").utils.logging.disable_progress_bar()
     try:
-        module, info = getattr(transformers, CLASS_NAME).from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
+        module, info = cls.from_pretrained(
+            source,
             dtype=dtype,
             attn_implementation="sdpa",
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, with the others
+            **options,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{folder} cannot be loaded by transformers: {said}") from error
-    problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
-    problems += [f"{name} is misshapen" for name in sorted(map(str, info["mismatched_keys"]))]
+        raise CheckpointError(
+            f"{folder} cannot be loaded by transformers: {said(error)}"
+        ) from error
+    misshapen = {name: (got, want) for name, got, want in info["mismatched_keys"]}
+    problems = [f"{name} is missing" for name in sorted(set(info["missing_keys"]) - set(misshapen))]
+    problems += [
+        f"{name} is {list(got)}, expected {list(want)}"
+        for name, (got, want) in sorted(misshapen.items())
+    ]
     problems += [
         f"{name} is left over"
         for name in sorted(info["unexpected_keys"])
         if not name.startswith(_BESIDE)
     ]
-    if problems:
-        more = f"; {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise CheckpointError(
-            f"{folder} does not fit {CLASS_NAME}: {'; '.join(problems[:5])}{more}"
-        )
-    return module.eval().requires_grad_(False)
+    refuse(problems, CLASS_NAME, tensor_files(folder), folder)
+    return module
 
 
 @contextmanager

@@ -53,19 +53,27 @@ def write_tiny_components(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        _save(_video_vae(config), folders.video_vae)
-        _save(_audio_vae(), folders.audio_vae)
-        _save(_vocoder(), folders.vocoder)
-        _save(_upsampler(config), folders.upsampler)
-        _save(_text_encoder(config), folders.text_encoder)
+        for role, module in tiny_modules(config).items():
+            _save(module, getattr(folders, role))
         _save(_connectors(config), folder / "connectors")
     if gemma_version:
         path = folders.text_encoder / "config.json"
         table = json.loads(path.read_text()) | {"gemma_version": gemma_version}
         path.write_text(json.dumps(table, indent=2))
     folders.tokenizer.mkdir(exist_ok=True)
-    (folders.tokenizer / "tokenizer.json").write_text(_tokenizer())
+    (folders.tokenizer / "tokenizer.json").write_text(tiny_tokenizer())
     return folders
+
+
+def tiny_modules(config: LTXConfig) -> dict[str, Any]:
+    """By role, random modules of diffusers and transformers, on torch's default device."""
+    return {
+        "video_vae": _video_vae(config),
+        "audio_vae": _audio_vae(),
+        "vocoder": _vocoder(),
+        "upsampler": _upsampler(config),
+        "text_encoder": _text_encoder(config),
+    }
 
 
 def _save(module: Any, folder: Path) -> None:
@@ -182,7 +190,7 @@ def _connectors(config: LTXConfig) -> Any:
     )
 
 
-def _tokenizer() -> str:
+def tiny_tokenizer() -> str:
     """tokenizer.json of a byte-level tokenizer without merges, which adds no BOS of its own."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

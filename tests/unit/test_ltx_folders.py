@@ -100,7 +100,7 @@ THREE = {"upsample_type": STAGES["upsample_type"][:3], "decoder_spatio_temporal_
         (
             "text_encoder",
             tower(num_hidden_layers=2),
-            "of [64, 64], but tower and denoiser need [64",
+            "of [64, 128], but tower and denoiser need [64, 96]",
         ),
         ("text_encoder", tower(bos_token_id=[2]), "must name one bos_token_id, got [2]"),
         ("text_encoder", edit(text_config=3), "says nothing of its text model"),
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_used_is_found_before_anything_is_loaded(
     (found,) = (file for file in models.look(ltx).files if file.problem)
     assert (found.role, found.problem, found.resident_bytes) == (role, told, 0)
     (finding,) = (f for f in doctor._checkpoints(ltx) if f.status == "fatal")
-    assert finding.text == told
+    assert f"{finding.text}; {finding.todo}" == told
 
 
 @pytest.mark.parametrize(
