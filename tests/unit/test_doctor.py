@@ -23,6 +23,7 @@ from app.errors import Forbidden
 from app.routes import doctor as route
 from runtime.messages import Plan
 from tests.fake_nvml import FakeNvml, h200s
+from tests.ltx_plans import plan_of
 
 DEVICE = {"name": "NVIDIA H200", "compute": "9.0", "memory_bytes": 140 << 30, "uuid": "GPU-1"}
 
@@ -105,6 +106,35 @@ def test_a_checkpoint_that_is_none_is_fatal(plan: Plan, tmp_path: Path) -> None:
     file.write_text("these are words, not tensors")
     broken = replace(plan, models=replace(plan.models, video_vae=file))
     assert found(broken, machine())["video VAE"].status == "fatal"
+
+
+def test_advice_on_a_folder_is_told_once(tmp_path: Path) -> None:
+    ltx = plan_of(tmp_path)
+    (tmp_path / "vocoder" / "config.json").unlink()
+    finding = found(ltx, machine(), tmp_path)["vocoder"]
+    assert finding == Finding(
+        name="vocoder",
+        status="fatal",
+        text=f"{tmp_path / 'vocoder'} has no config.json, which plan mine needs",
+        todo="put a folder of that layout there or change [models] in the plan",
+    )
+    wrong = replace(ltx, models=replace(ltx.models, vocoder=ltx.models.video_vae))
+    finding = found(wrong, machine(), tmp_path)["vocoder"]
+    assert "the vocoder must be a LTX2VocoderWithBWE" in finding.text
+    assert (finding.todo, "change" in finding.text) == ("change [models] in plan mine", False)
+    gone = replace(ltx, models=replace(ltx.models, vocoder=tmp_path / "gone"))
+    finding = found(gone, machine(), tmp_path)["vocoder"]
+    assert finding.todo == "put the folder there, or change [models] in plan mine"
+
+
+def test_advice_on_a_licence_is_told_once(tmp_path: Path) -> None:
+    finding = found(plan_of(tmp_path), machine(), tmp_path)["licence"]
+    assert finding.status == "warning"
+    assert finding.text.endswith("of 2026-08-11 is acknowledged")
+    assert finding.todo.startswith("read it, then give --acknowledge-licence ltx-2.x to")
+    gone = replace(plan_of(tmp_path), models=replace(plan_of(tmp_path).models, dit=tmp_path / "x"))
+    finding = found(gone, machine(), tmp_path)["licence"]
+    assert "is not there" in finding.text and finding.todo == "see what is said of the denoiser"
 
 
 def test_a_tokenizer_folder_without_its_files_is_fatal(plan: Plan, tmp_path: Path) -> None:
