@@ -17,7 +17,9 @@ from typing import Any
 
 from app import models
 from app.errors import Missing, Unacknowledged
-from runtime.checkpoints.header import RANDOM_WEIGHTS, read_header
+from runtime.checkpoints.header import RANDOM_WEIGHTS, Header, read_header
+from runtime.ltx.folders import weight_files
+from runtime.ltx.published import TINY_CONFIG
 from runtime.media.files import write_json_atomic
 from runtime.messages import Plan
 
@@ -28,12 +30,16 @@ _WRITING = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Licence:
-    """What is asked, and of which family's weights; terms: sentences that are shown."""
+    """What is asked, and of which family's weights; terms: sentences that are shown.
+
+    folders: roles of its plans, beside the denoiser, whose weights are under it too.
+    """
 
     id: str
     name: str
     date: str
     family: str
+    folders: tuple[str, ...]
     terms: tuple[str, ...]
 
     @property
@@ -48,6 +54,7 @@ LTX = Licence(
     name="LTX-2.x Community License",
     date="2026-08-11",
     family="ltx",
+    folders=("video_vae", "audio_vae", "vocoder", "upsampler"),  # Gemma has terms of its own
     terms=(
         "The weights of LTX-2.5 are under the LTX-2.x Community License Agreement of 11 August "
         "2026. This program neither brings nor downloads them and grants no right to them.",
@@ -76,14 +83,14 @@ class Acknowledgement:
     version: str  # of the words that were shown
     acknowledged: str  # ISO 8601, local time with its offset
     by: str
-    file: str  # name of the denoiser's file
+    file: str  # name of the file, of one in a folder with that
     metadata: str | None  # `license` of its header, cut; None: the header has none
     digest: str  # of that metadata whole; "" without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the denoiser of a plan says of its licence."""
+    """What a file of a plan's weights says of its licence."""
 
     file: str
     metadata: str | None
@@ -100,16 +107,44 @@ def of_plan(plan: Plan) -> Licence | None:
     return next((one for one in LICENCES if one.family == plan.family), None)
 
 
-def look(plan: Plan) -> Found:
-    """Reads the header of the denoiser; ValueError or OSError when that cannot be done.
+def look(plan: Plan) -> tuple[Found, ...]:
+    """Reads headers: the denoiser's, then those in folders that are under the licence too.
 
-    ValueError also for a file that the plan cannot use: nobody is asked about its licence.
+    A file in a folder that says nothing, as diffusers writes them, goes with the denoiser, and is
+    left out: but for a random one that make-demo writes no folders for, where it is from elsewhere.
+    A folder that the plan cannot use is left out as well, since it does not run.
+
+    ValueError or OSError when the denoiser cannot be read; ValueError also when the plan cannot use
+    it: nobody is asked about its licence.
     """
     if problem := models.denoiser_problem(plan):
         raise ValueError(problem)
-    told = read_header(plan.models.dit).metadata.get("license")
+    header, licence = read_header(plan.models.dit), of_plan(plan)
+    denoiser = _found(plan.models.dit.name, header)
+    silent_too = not denoiser.random or _has_demo_folders(header)
+    others = [
+        _found(f"{folder.name}/{file.name}", read_header(file))
+        for folder in _folders(plan, licence.folders if licence else ())
+        for file in weight_files(folder)
+    ]
+    return denoiser, *(one for one in others if one.metadata is not None or not silent_too)
+
+
+def _found(file: str, header: Header) -> Found:
+    told = header.metadata.get("license")
     digest = "" if told is None else hashlib.sha256(told.encode()).hexdigest()[:16]
-    return Found(file=plan.models.dit.name, metadata=told and told[:_SHOWN], digest=digest)
+    return Found(file=file, metadata=told and told[:_SHOWN], digest=digest)
+
+
+def _has_demo_folders(denoiser: Header) -> bool:
+    """make-demo writes folders around its tiny denoiser alone."""
+    return json.loads(denoiser.metadata["config"]) == {"transformer": dict(TINY_CONFIG)}
+
+
+def _folders(plan: Plan, roles: tuple[str, ...]) -> list[Path]:
+    """Those of these roles that the plan can use."""
+    files = models.look(plan).files if roles else ()
+    return [Path(file.path) for file in files if file.role in roles and not file.problem]
 
 
 def stored(root: Path) -> tuple[Acknowledgement, ...]:
@@ -135,22 +170,33 @@ def missing(plan: Plan, root: Path) -> str:
     licence = of_plan(plan)
     if licence is None:
         return ""
-    found = look(plan)
-    if found.random or any(
-        (one.licence, one.version, one.digest) == (licence.id, licence.version, found.digest)
-        for one in stored(root)
-    ):
+    found = needed(plan, root)
+    if not found:
         return ""
-    says = (
-        f"whose header names {found.metadata[:60]!r}"
-        if found.metadata
-        else "whose header has no license metadata"
-    )
+    told = " and ".join(f"{one.file}, {_says(one)}," for one in found)
     return (
-        f"{found.file}, {says}, is not to run before the {licence.name} of {licence.date} is "
-        f"acknowledged; read it, then give --acknowledge-licence {licence.id} to launch.py "
-        f"generate once, or use the page"
+        f"{told} {'is' if len(found) == 1 else 'are'} not to run before the {licence.name} of "
+        f"{licence.date} is acknowledged; read it, then give --acknowledge-licence {licence.id} to "
+        f"launch.py generate once, or use the page"
     )
+
+
+def needed(plan: Plan, root: Path) -> tuple[Found, ...]:
+    """Of `look`, what has to be acknowledged and is not yet; of a plan with a licence."""
+    licence = of_plan(plan)
+    assert licence is not None, "only plans with a licence are asked about"
+    known = {one.digest for one in stored(root) if _is_of(one, licence)}
+    return tuple(one for one in look(plan) if not one.random and one.digest not in known)
+
+
+def _is_of(given: Acknowledgement, licence: Licence) -> bool:
+    return (given.licence, given.version) == (licence.id, licence.version)
+
+
+def _says(found: Found) -> str:
+    if found.metadata:
+        return f"whose header names {found.metadata[:60]!r}"
+    return "whose header has no license metadata"
 
 
 def check(plan: Plan, root: Path) -> None:
@@ -159,8 +205,8 @@ def check(plan: Plan, root: Path) -> None:
         raise Unacknowledged(reason)
 
 
-def acknowledge(id: str, plan: Plan, root: Path, *, by: str) -> Acknowledgement:
-    """Keeps that a licence is acknowledged for the weights of a plan.
+def acknowledge(id: str, plan: Plan, root: Path, *, by: str) -> tuple[Acknowledgement, ...]:
+    """Keeps that a licence is acknowledged for the weights of a plan, each of its files by itself.
 
     Missing for a licence that there is not; ValueError when it is not that of the plan's weights,
     or its denoiser cannot be read.
@@ -176,24 +222,28 @@ def acknowledge(id: str, plan: Plan, root: Path, *, by: str) -> Acknowledgement:
             f"family {plan.family}; nothing has to be acknowledged for it"
         )
     found = look(plan)
-    if found.random:
+    if all(one.random for one in found):
         raise ValueError(
-            f"{found.file} holds random weights of make-demo ({RANDOM_WEIGHTS}); nothing has to be "
-            f"acknowledged for it"
+            f"{found[0].file} holds random weights of make-demo ({RANDOM_WEIGHTS}); nothing has to "
+            f"be acknowledged for it"
         )
-    given = Acknowledgement(
-        licence=licence.id,
-        name=licence.name,
-        date=licence.date,
-        version=licence.version,
-        acknowledged=datetime.now().astimezone().isoformat(timespec="seconds"),
-        by=by,
-        file=found.file,
-        metadata=found.metadata,
-        digest=found.digest,
+    given = tuple(
+        Acknowledgement(
+            licence=licence.id,
+            name=licence.name,
+            date=licence.date,
+            version=licence.version,
+            acknowledged=datetime.now().astimezone().isoformat(timespec="seconds"),
+            by=by,
+            file=one.file,
+            metadata=one.metadata,
+            digest=one.digest,
+        )
+        for one in found
+        if not one.random
     )
     with _WRITING:
-        entries = [asdict(one) for one in (*stored(root), given)]
+        entries = [asdict(one) for one in (*stored(root), *given)]
         write_json_atomic(root / FILE, {"acknowledgements": entries})
     return given
 

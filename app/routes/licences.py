@@ -62,15 +62,22 @@ def _bound(console: Console) -> list[str]:
 
 
 def _state(console: Console, name: str) -> dict[str, Any]:
+    """state: random weights | needed | acknowledged | unknown. files: those that it is about, and
+    what their headers say; "file" and "metadata" are the first one's.
+    """
     plan = console.planning.plans.get(name)
     licence = licences.of_plan(plan)
     assert licence is not None, "only plans with a licence are asked about"
     told: dict[str, Any] = {"plan": name, "licence": licence.id}
     try:
         found = licences.look(plan)
+        needed = licences.needed(plan, console.root)
     except (ValueError, OSError):  # its files are not there: told by /preflight
-        return told | {"file": plan.models.dit.name, "metadata": None, "state": "unknown"}
-    state = "random weights" if found.random else "acknowledged"
-    if licences.missing(plan, console.root):
-        state = "needed"
-    return told | {"file": found.file, "metadata": found.metadata, "state": state}
+        file = plan.models.dit.name
+        return told | {"file": file, "metadata": None, "files": [], "state": "unknown"}
+    under = [one for one in found if not one.random]
+    first = (*needed, *under, *found)[0]
+    state = "needed" if needed else "acknowledged" if under else "random weights"
+    files = [{"file": one.file, "metadata": one.metadata} for one in needed or under]
+    told |= {"file": first.file, "metadata": first.metadata}
+    return told | {"files": files, "state": state}

@@ -15,8 +15,10 @@
 
   function saysFile(state) {
     const box = h3.make('dl', 'pairs lic-file'), pair = (name, text, cls) => box.append(h3.make('dt', '', name), h3.make('dd', cls || '', text));
-    pair('Weights', state.file);
-    pair('Their header', state.metadata ? `license: ${state.metadata}` : 'no license metadata; rely on the text that came with them', state.metadata ? '' : 'lic-warn');
+    for (const { file, metadata } of state.files) {
+      pair('Weights', file);
+      pair('Their header', metadata ? `license: ${metadata}` : 'no license metadata; rely on the text that came with them', metadata ? '' : 'lic-warn');
+    }
     pair('Where the text is', 'It came with the weights that you obtained; this program brings none.');
     return box;
   }

@@ -23,6 +23,7 @@ TORCH_FREE = {
     "runtime.ltx.census",
     "runtime.ltx.orders",
     "runtime.ltx.folders",
+    "runtime.ltx.published",
     "runtime.ltx.text_folder",
     "runtime.parity.ltx_kinds",
 }

@@ -15,10 +15,11 @@ from app.access import User
 from app.console import Console
 from app.errors import Unacknowledged
 from app.licences import LTX
-from runtime.checkpoints.header import RANDOM_WEIGHTS
+from runtime.checkpoints.header import RANDOM_WEIGHTS, read_header
+from runtime.ltx.published import TINY_CONFIG
 from runtime.messages import LTXRequest
 from tests.consoles import client, demo_plan, ltx_console, until
-from tests.ltx_plans import plan_of
+from tests.ltx_plans import plan_of, zeros
 
 NAME = "/api/v1/licences"
 
@@ -97,6 +98,72 @@ def test_weights_of_make_demo_need_none_and_cannot_be_acknowledged(tmp_path: Pat
     assert licences.missing(plan_of(tmp_path, f"{RANDOM_WEIGHTS}!"), tmp_path)
 
 
+OTHERS = ("video_vae", "audio_vae", "vocoder", "upsampler")
+FILES = [f"{role}/model.safetensors" for role in OTHERS]
+
+
+def says(folder: Path, license: str) -> None:
+    """The folder's weights name a licence, as diffusers' own do not."""
+    file = folder / "model.safetensors"
+    tensors = {name: (one.dtype, one.shape) for name, one in read_header(file).tensors.items()}
+    zeros(file, tensors, license=license)
+
+
+@pytest.mark.parametrize("role", OTHERS)
+@pytest.mark.parametrize("denoiser", [RANDOM_WEIGHTS, "LTX-2.x Community License"])
+def test_a_folder_that_names_a_licence_is_asked_about_too(
+    tmp_path: Path, denoiser: str, role: str
+) -> None:
+    plan = plan_of(tmp_path, denoiser)
+    if denoiser != RANDOM_WEIGHTS:
+        licences.acknowledge("ltx-2.x", plan, tmp_path, by="ana")
+    licences.check(plan, tmp_path)
+    says(tmp_path / role, "another text")
+    with pytest.raises(Unacknowledged, match=rf"^{role}/model\.safetensors, whose header names"):
+        licences.check(plan, tmp_path)
+    licences.acknowledge("ltx-2.x", plan, tmp_path, by="ana")
+    licences.check(plan, tmp_path)
+    assert entries(tmp_path)[-1]["metadata"] == "another text"
+    says(tmp_path / role, RANDOM_WEIGHTS)
+    licences.check(plan, tmp_path)
+
+
+def test_the_text_encoder_has_terms_of_its_own(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, RANDOM_WEIGHTS)
+    says(tmp_path / "text_encoder", "Gemma")
+    assert licences.missing(plan, tmp_path) == ""
+
+
+def test_folders_that_say_nothing_go_with_the_denoiser(tmp_path: Path) -> None:
+    """With make-demo's tiny one they are of make-demo, which writes none around another."""
+    licensed = plan_of(tmp_path / "licensed")
+    licences.acknowledge("ltx-2.x", licensed, tmp_path, by="ana")
+    assert [entry["file"] for entry in entries(tmp_path)] == ["dit.safetensors"]
+    plan = plan_of(tmp_path / "random", RANDOM_WEIGHTS)
+    assert [one.file for one in licences.look(plan)] == ["dit.safetensors"]
+    header = read_header(plan.models.dit)
+    tensors = {name: (one.dtype, one.shape) for name, one in header.tensors.items()}
+    larger = json.dumps({"transformer": TINY_CONFIG | {"av_ca_timestep_scale_multiplier": 1.0}})
+    zeros(plan.models.dit, tensors, **header.metadata | {"config": larger})
+    assert [one.file for one in licences.needed(plan, tmp_path)] == FILES
+    told = licences.missing(plan, tmp_path)
+    assert f"and {FILES[3]}, whose header has no license metadata, are not to run before" in told
+    licences.acknowledge("ltx-2.x", plan, tmp_path, by="ana")
+    licences.check(plan, tmp_path)
+    assert [entry["file"] for entry in entries(tmp_path)[1:]] == FILES
+
+
+def test_a_folder_that_cannot_be_used_is_not_asked_about(tmp_path: Path) -> None:
+    """Preflight refuses it, and sampling alone needs none."""
+    plan = plan_of(tmp_path, RANDOM_WEIGHTS)
+    for role in OTHERS:
+        says(tmp_path / role, "another text")
+    (tmp_path / "vocoder" / "config.json").unlink()
+    h3s = demo_plan().models.video_vae  # a file of another family
+    plan = replace(plan, models=replace(plan.models, video_vae=h3s, audio_vae=tmp_path / "gone"))
+    assert [one.file for one in licences.needed(plan, tmp_path)] == [FILES[3]]
+
+
 def test_h3_has_none(tmp_path: Path) -> None:
     plan = replace(demo_plan(), family="h3")
     assert licences.missing(plan, tmp_path) == ""
@@ -154,6 +221,26 @@ def test_the_page_is_told_what_is_needed_and_an_admin_acknowledges(console: Cons
     assert answer.json()["licences"][0]["acknowledgements"][0]["by"] == "local"
     shown = client(console, User(name="mia")).get(NAME).json()
     assert shown["licences"][0]["acknowledgements"][0]["by"] == ""
+
+
+def test_the_page_is_told_of_every_file(console: Console, tmp_path: Path) -> None:
+    web = client(console)
+
+    def state() -> dict[str, object]:
+        return next(one for one in web.get(NAME).json()["plans"] if one["plan"] == "mine")
+
+    says(tmp_path / "vocoder", "another text")
+    denoiser = {"file": "dit.safetensors", "metadata": "LTX-2.x Community License"}
+    vocoder = {"file": "vocoder/model.safetensors", "metadata": "another text"}
+    needed = state()
+    assert (needed["state"], needed["files"]) == ("needed", [denoiser, vocoder])
+    web.post(NAME, json={"licence": "ltx-2.x", "plan": "mine"})
+    assert (state()["state"], state()["files"]) == ("acknowledged", [denoiser, vocoder])
+    says(tmp_path / "vocoder", "a third text")
+    assert state() == needed | {"files": [vocoder | {"metadata": "a third text"}]} | {
+        "file": "vocoder/model.safetensors",
+        "metadata": "a third text",
+    }
 
 
 def test_a_job_is_refused_with_428_until_then(console: Console, tmp_path: Path) -> None:
