@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
 from runtime.packed_files import unpack_demo
+from runtime.quoted import brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="launch.py", description=DESCRIPTION)
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            super().error(brief(message, argv))
+
+    parser = Parser(prog="launch.py", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = argv[0] if argv else ""
     for name, command in COMMANDS.items():
@@ -70,7 +76,7 @@ def _run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
-        print(f"launch.py {chosen}: {_sentence(error)}", file=sys.stderr)
+        print(f"launch.py {chosen}: {brief(_sentence(error), argv)}", file=sys.stderr)
         return 2
     return status
 

@@ -14,6 +14,7 @@ from app.incoming import look
 from app.jobs import Job, Kind, State
 from app.records import Record
 from app.stored import plain
+from runtime.quoted import cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ def own(console: Console, who: User, id: str) -> Job:
     """The user's job; Missing also for somebody else's, who may not learn that it exists."""
     job = console.jobs.get(id)
     if job is None or not (who.admin or job.owner == who.name):
-        raise Missing(f"there is no run {id}")
+        raise Missing(f"there is no run {cut(id)}")
     return job
 
 

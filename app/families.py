@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.messages import LTXRequest, Plan, Ref2VARequest, Request
+from runtime.quoted import quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ _BROUGHT: dict[str, Family] = {}
 def named(name: Any) -> Family:
     """The family of a name; ValueError lists them."""
     if not isinstance(name, str) or name not in _FAMILIES:  # of JSON it may be anything
-        raise ValueError(f"family must be one of {', '.join(_FAMILIES)}, got {name!r:.80}")
+        raise ValueError(f"family must be one of {', '.join(_FAMILIES)}, got {quoted(name)}")
     return _FAMILIES[name]
 
 

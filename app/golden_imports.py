@@ -22,6 +22,7 @@ from app.errors import NoRoom, TooLarge, WrongState
 from app.goldens import CHECKOUT_NAME, CHECKPOINTS, FACTS, Goldens, golden_header
 from runtime.checkpoints.header import read_header
 from runtime.media.files import part_of, write_json_atomic
+from runtime.quoted import quoted
 
 MOST_BYTES = 8 << 30  # of one upload, unpacked
 MOST_FILES = 2000
@@ -71,7 +72,7 @@ def import_upload(goldens: Goldens, owner: str, name: str, stream: BinaryIO) -> 
             _unpack(stream, write, goldens.folder)
     else:
         raise ValueError(
-            f"{name[:80]!r} is not taken: a golden is a .safetensors file, or a .zip of them with "
+            f"{quoted(name)} is not taken: a golden is a .safetensors file, or a .zip of them with "
             "a folder 'checkpoints'; a .pt file can run code and is never opened here"
         )
     return stem
@@ -90,13 +91,17 @@ def _collection(goldens: Goldens, owner: str, name: str) -> Iterator[Write]:
     name = _tidy(name)
     target = goldens.folder / name
     if target.exists() or name in (CHECKOUT_NAME, CHECKPOINTS):
-        raise WrongState(f"there is a collection {name!r} already; delete it or rename your file")
+        raise WrongState(
+            f"there is a collection {quoted(name)} already; delete it or rename your file"
+        )
     part = part_of(target)
     goldens.folder.mkdir(parents=True, exist_ok=True)
     try:
         part.mkdir()
     except FileExistsError as error:
-        raise WrongState(f"a collection {name!r} is just being imported; wait for it") from error
+        raise WrongState(
+            f"a collection {quoted(name)} is just being imported; wait for it"
+        ) from error
     written = 0
 
     def write(path: PurePosixPath, stream: Readable) -> None:
@@ -104,7 +109,7 @@ def _collection(goldens: Goldens, owner: str, name: str) -> Iterator[Write]:
         file = part / path
         _check_name(path.name)
         if file.exists():
-            raise ValueError(f"there are two files {path.name!r}; leave one out")
+            raise ValueError(f"there are two files {quoted(path.name)}; leave one out")
         file.parent.mkdir(exist_ok=True)
         with file.open("xb") as out:
             while chunk := stream.read(_CHUNK_BYTES):
@@ -176,7 +181,7 @@ def _check_name(name: str) -> None:
     """ValueError for a file name that the disk does not take or that cannot be shown."""
     if not name.isprintable() or len(name.encode()) > _MOST_NAME_BYTES:
         raise ValueError(
-            f"the file name {name[:80]!r} is too long or has characters that do not print; "
+            f"the file name {quoted(name)} is too long or has characters that do not print; "
             "rename the file"
         )
 
@@ -193,12 +198,12 @@ def _inside(path: PurePosixPath, top: str) -> PurePosixPath | None:
     """Where a member of a zip goes; None: passed over; ValueError: may not be in it."""
     inner = path.relative_to(top) if top else path
     if path.is_absolute() or ".." in path.parts or "\\" in str(path):
-        raise ValueError(f"the zip names {str(path)[:80]!r}, which leads out of it; pack it again")
+        raise ValueError(f"the zip names {quoted(str(path))}, which leads out of it; pack it again")
     if path.suffix.lower() in _PASSED_OVER or path.name.startswith(".") or "__MACOSX" in path.parts:
         return None
     if path.suffix != ".safetensors" or str(inner.parent) not in (".", CHECKPOINTS):
         raise ValueError(
-            f"the zip holds {str(path)[:80]!r}; only .safetensors files are taken, goldens at the "
+            f"the zip holds {quoted(str(path))}; only .safetensors files are taken, goldens at the "
             f"top and their checkpoints in '{CHECKPOINTS}'"
         )
     return inner

@@ -21,6 +21,7 @@ from app.access import User
 from app.errors import Missing
 from runtime.checkpoints.header import CheckpointError, Header, read_header
 from runtime.packed_files import unpack
+from runtime.quoted import quoted
 
 _ROOT = Path(__file__).parents[1]
 CHECKOUT = _ROOT / "tests" / "goldens"
@@ -118,15 +119,17 @@ class Goldens:
         known = {golden.id: golden for golden in self.list(user)}
         for id in ids:
             if id not in known:
-                raise Missing(f"there is no golden {id[:80]!r}; choose one of the list")
+                raise Missing(f"there is no golden {quoted(id)}; choose one of the list")
         return tuple(known[id] for id in ids)
 
     def collection(self, user: User, name: str) -> Path:
         """The folder of an imported collection of this user; else Missing."""
         folder = self.folder / name
-        plain = bool(name) and Path(name).name == name and (folder / FACTS).is_file()
-        if not plain or not (user.admin or facts_of(folder)["owner"] == user.name):
-            raise Missing(f"there is no imported collection {name[:80]!r}")
+        names = {
+            path.parent.name for path in self.folder.glob("*/" + FACTS)
+        }  # no path, none too long
+        if name not in names or not (user.admin or facts_of(folder)["owner"] == user.name):
+            raise Missing(f"there is no imported collection {quoted(name)}")
         return folder
 
     def _of_ltx(self) -> Iterator[Golden]:

@@ -19,6 +19,7 @@ from app.golden_imports import MOST_BYTES as MOST_GOLDEN_BYTES
 from app.hosts import Hosts
 from app.limits import Window
 from app.log import Log
+from runtime.quoted import quoted
 
 PER_MINUTE = 120  # jobs enqueued, and files uploaded, by one user
 MOST_BODY_BYTES = 8 << 20  # but for uploads, which count for themselves
@@ -108,7 +109,7 @@ class Guard:
     def _foreign(self, request: Request) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self._hosts.allows(host):
-            return _sentence(400, f"this console is not called {host[:80]!r}; use its own address")
+            return _sentence(400, f"this console is not called {quoted(host)}; use its own address")
         asked = origin.split("://")[-1] if origin else host
         if asked != host and not self._hosts.is_shared(asked):
             return _sentence(403, "this request comes from another site")

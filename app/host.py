@@ -20,6 +20,7 @@ from app.log import Log
 from app.routes import ROUTES, health, metrics
 from app.share import Share
 from runtime.media.files import DiskFullError
+from runtime.quoted import cut
 
 API = "/api/v1"
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -66,7 +67,7 @@ def _plotly() -> FileResponse:
 
 
 def _nowhere(path: str) -> None:
-    raise HTTPException(404, f"there is no {API}/{path[:80]}; {API}/openapi.json lists what is")
+    raise HTTPException(404, f"there is no {API}/{cut(path)}; {API}/openapi.json lists what is")
 
 
 def _refused(_request: Request, error: Exception) -> Response:
@@ -81,7 +82,7 @@ def _invalid(_request: Request, error: Exception) -> Response:
     if first["type"] == "value_error":  # a sentence of ours, which names the field itself
         return JSONResponse({"detail": str(first["ctx"]["error"])}, 400)
     place = ".".join(str(part) for part in first["loc"])
-    return JSONResponse({"detail": f"{place}: {first['msg']}"}, 400)
+    return JSONResponse({"detail": f"{cut(place)}: {cut(first['msg'], 300)}"}, 400)
 
 
 def _full(_request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from app.database import Database
 from app.errors import Missing, WrongState
 from app.job import ENDED, OPEN, SCHEMA, TABLES, Job, Kind, State, job_of, row_of
 from runtime.messages import Plan, Request
+from runtime.quoted import quoted
 
 __all__ = ["ENDED", "OPEN", "Job", "JobStore", "Kind", "State"]
 
@@ -59,7 +60,7 @@ class JobStore:
         """The job of an id; Missing without one."""
         job = self.get(id)
         if job is None:
-            raise Missing(f"there is no job {id!r}; it may have been deleted")
+            raise Missing(f"there is no job {quoted(id)}; it may have been deleted")
         return job
 
     def queue(self) -> tuple[Job, ...]:

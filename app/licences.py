@@ -22,6 +22,7 @@ from runtime.ltx.folders import weight_files
 from runtime.ltx.published import TINY_CONFIG
 from runtime.media.files import write_json_atomic
 from runtime.messages import Plan
+from runtime.quoted import quoted
 
 FILE = "licences.json"
 _SHOWN = 200  # characters of a header's license: it may hold the whole text
@@ -195,7 +196,7 @@ def _is_of(given: Acknowledgement, licence: Licence) -> bool:
 
 def _says(found: Found) -> str:
     if found.metadata:
-        return f"whose header names {found.metadata[:60]!r}"
+        return f"whose header names {quoted(found.metadata)}"
     return "whose header has no license metadata"
 
 
@@ -214,7 +215,7 @@ def acknowledge(id: str, plan: Plan, root: Path, *, by: str) -> tuple[Acknowledg
     licence = next((one for one in LICENCES if one.id == id), None)
     if licence is None:
         raise Missing(
-            f"there is no licence {id[:40]!r}; there are {', '.join(one.id for one in LICENCES)}"
+            f"there is no licence {quoted(id)}; there are {', '.join(one.id for one in LICENCES)}"
         )
     if licence is not of_plan(plan):
         raise ValueError(

@@ -14,6 +14,7 @@ from app.errors import Missing
 from app.sweep import communication
 from runtime.layouts import SINGLE, Layout
 from runtime.media.files import write_json_atomic
+from runtime.quoted import cut
 
 FOLDER, RECORDS = "bench", "docs/benchmarks"  # of the runs; of the checkout
 PUBLISHED = Path(__file__).parents[1] / RECORDS / "records.jsonl"
@@ -83,7 +84,7 @@ def one(root: Path, id: str, published: Path = PUBLISHED) -> Told:
     for told in listed(root, published):
         if told["id"] == id:
             return told
-    raise Missing(f"there is no measurement {id[:80]}; the list has those that are kept")
+    raise Missing(f"there is no measurement {cut(id)}; the list has those that are kept")
 
 
 def _kept(folder: Path) -> Iterator[Told]:

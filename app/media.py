@@ -18,6 +18,7 @@ from app.errors import Missing
 from app.incoming import FACTS, THUMB, Incoming, look
 from runtime.media.files import sync
 from runtime.media.info import MediaInfo, MediaKind
+from runtime.quoted import quoted
 
 MOST_BYTES = 4 << 30  # of one file
 QUOTA_BYTES = 50 << 30  # of one user
@@ -92,7 +93,7 @@ class MediaLibrary:
         """One file of this user (an admin: of anybody); Missing if there is none."""
         media = self._media.get(id)
         if media is None or not (user.admin or media.owner == user.name):
-            raise Missing(f"there is no file {id[:40]!r} in your library; add it again")
+            raise Missing(f"there is no file {quoted(id)} in your library; add it again")
         return media
 
     def find(self, user: User, path: Path) -> Media | None:

@@ -12,6 +12,7 @@ from app import presets
 from app.errors import Missing, WrongState
 from runtime.media.files import write_bytes_atomic
 from runtime.messages import Plan
+from runtime.quoted import quoted
 
 Origin = Literal["preset", "user", "session"]
 
@@ -43,7 +44,7 @@ class Plans:
             return self._session
         names = self.names()
         if name not in names:
-            raise Missing(f"there is no plan {name[:60]!r}; there are {', '.join(names)}")
+            raise Missing(f"there is no plan {quoted(name)}; there are {', '.join(names)}")
         folder = presets.FOLDER / "plans" if names[name] == "preset" else self.folder
         return presets.load_plan(folder / f"{name}.toml")
 
@@ -61,7 +62,7 @@ class Plans:
         """Removes a user's plan; jobs keep their own copy of it."""
         origin = self.names().get(name)
         if origin is None:
-            raise Missing(f"there is no plan {name[:60]!r} to delete")
+            raise Missing(f"there is no plan {quoted(name)} to delete")
         if origin != "user":
             raise WrongState(f"plan {name} is a {origin} plan; only saved plans can be deleted")
         with self._lock:
@@ -82,5 +83,5 @@ def check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"a plan's name has 1 to 60 of a-z, 0-9, _ and -, and begins with a letter or digit; "
-            f"got {name[:60]!r}"
+            f"got {quoted(name)}"
         )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from app import families
 from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference, Request
+from runtime.quoted import cut, quoted
 
 FOLDER = Path(__file__).parents[1] / "presets"
 DEMO = FOLDER / "demo"
@@ -35,7 +36,7 @@ def user_path(text: str | Path) -> Path:
             path.lstat()
     except (RuntimeError, ValueError, OSError) as error:  # no such home, a loop, a name too long
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{str(text)[:200]} leads nowhere ({reason}); check the path") from error
+        raise ValueError(f"{cut(str(text))} leads nowhere ({reason}); check the path") from error
     return path
 
 
@@ -48,7 +49,7 @@ def find(kind: Kind, name: str) -> Path:
             raise ValueError(f"{path} {what}; give a TOML file or one of {_list(kind)}")
         return path
     if name not in names(kind):
-        raise ValueError(f"no preset {name!r} in presets/{kind}; there are {_list(kind)}")
+        raise ValueError(f"no preset {quoted(name)} in presets/{kind}; there are {_list(kind)}")
     return FOLDER / kind / f"{name}.toml"
 
 
@@ -125,7 +126,7 @@ def _list(kind: Kind) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except OSError as error:  # a folder, a dead link, somebody else's
         reason = (error.strerror or str(error)).lower()
@@ -137,7 +138,9 @@ def _tables(path: Path, table: dict[str, Any], key: str) -> list[dict[str, Any]]
     if entries is None:
         return None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{key} in {path.name} must be tables like [[{key}]], got {entries!r}")
+        raise ValueError(
+            f"{key} in {path.name} must be tables like [[{key}]], got {quoted(entries)}"
+        )
     return entries
 
 
@@ -153,7 +156,7 @@ def _values(
     for key in table:
         if key not in known:
             raise ValueError(
-                f"unknown key {where}{key!r} in {path.name}; allowed are {', '.join(known)}"
+                f"unknown key {where}{quoted(key)} in {path.name}; allowed are {', '.join(known)}"
             )
     missing = [name for name, f in known.items() if _needed(f) and name not in table]
     if missing:
@@ -172,11 +175,13 @@ def _needed(field: Field[Any]) -> bool:
 def _typed(value: Any, annotation: str, what: str, folder: Path) -> Any:
     if annotation.startswith("Path"):
         if not isinstance(value, str) or not value:
-            raise ValueError(f"{what} must be a path in quotes, got {value!r}")
+            raise ValueError(f"{what} must be a path in quotes, got {quoted(value)}")
         return user_path(folder / user_path(value)).resolve()
     if annotation.startswith("tuple[int"):
         if not isinstance(value, list) or [type(x) for x in value] != [int, int, int]:
-            raise ValueError(f"{what} must be three whole numbers like [0, 1, 2], got {value!r}")
+            raise ValueError(
+                f"{what} must be three whole numbers like [0, 1, 2], got {quoted(value)}"
+            )
         return tuple(value)
     allowed, words = {
         "int": ((int,), "a whole number"),
@@ -184,8 +189,13 @@ def _typed(value: Any, annotation: str, what: str, folder: Path) -> Any:
         "bool": ((bool,), "true or false"),
     }.get(annotation, ((str,), "text in quotes"))
     if type(value) not in allowed:  # not isinstance: true is an int to Python
-        raise ValueError(f"{what} must be {words}, got {value!r}")
-    return float(value) if annotation == "float" else value
+        raise ValueError(f"{what} must be {words}, got {quoted(value)}")
+    if annotation != "float":
+        return value
+    try:
+        return float(value)
+    except OverflowError as error:  # a whole number of hundreds of digits
+        raise ValueError(f"{what} is too large for {words}, got {quoted(value)}") from error
 
 
 def _lines(data: Any, *, skip: tuple[str, ...] = ()) -> list[str]:

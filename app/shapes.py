@@ -14,6 +14,7 @@ from app.access import User
 from app.forecast import Forecast
 from app.jobs import Job
 from runtime.messages import FPS, LTXRequest, Ref2VARequest, Reference, Request
+from runtime.quoted import quoted
 
 if TYPE_CHECKING:
     from app.console import Console
@@ -98,7 +99,7 @@ def several(text: str, allowed: tuple[Any, ...], what: str) -> tuple[Any, ...]:
     found = tuple(part for part in text.split(",") if part)
     for part in found:
         if part not in allowed:
-            raise ValueError(f"{what} must be of {', '.join(allowed)}, got {part[:40]!r}")
+            raise ValueError(f"{what} must be of {', '.join(allowed)}, got {quoted(part)}")
     return found
 
 
@@ -255,5 +256,5 @@ def _media(console: Console, who: User, path: Path | None) -> str:
 def _seed(value: int | str) -> int:
     text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise ValueError(f"seed must be a whole number from 0 to 2^64-1, got {text[:40]!r}")
+        raise ValueError(f"seed must be a whole number from 0 to 2^64-1, got {quoted(text)}")
     return int(text)

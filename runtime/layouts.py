@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from runtime.quoted import cut, quoted
+
 SINGLE = "single"
 LAYOUTS = (
     SINGLE,
@@ -36,7 +38,9 @@ class Layout:
     def parse(cls, name: str) -> Layout:
         """The layout of one of LAYOUTS; ValueError lists them."""
         if name not in LAYOUTS:
-            raise ValueError(f"plan field layout must be one of {', '.join(LAYOUTS)}, got {name!r}")
+            raise ValueError(
+                f"plan field layout must be one of {', '.join(LAYOUTS)}, got {quoted(name)}"
+            )
         found = None if name == SINGLE else _NAME.fullmatch(name)
         guidance, tensor, ulysses = found.groups() if found else (None, None, None)
         return cls(tensor=int(tensor or 1), ulysses=int(ulysses or 1), guidance=int(guidance or 1))
@@ -67,7 +71,7 @@ def parts_of(split: str) -> tuple[float, ...]:
     if not parts or min(parts) <= 0:
         raise ValueError(
             f"plan field row_split must be numbers above 0, one for each rank that shares rows, "
-            f"like 9984:10110 or 0.49:0.51, or empty for equal parts; got {split!r:.80}"
+            f"like 9984:10110 or 0.49:0.51, or empty for equal parts; got {quoted(split)}"
         )
     return parts
 
@@ -82,7 +86,7 @@ def check_split(layout: Layout, split: str) -> None:
     """ValueError where `split_fits` says no."""
     if not split_fits(layout, split):
         raise ValueError(
-            f"plan field row_split has {len(parts_of(split))} parts, {split}, and "
+            f"plan field row_split has {len(parts_of(split))} parts, {cut(split)}, and "
             f"{layout.ulysses} ranks of layout {layout.name} share rows; give it {layout.ulysses} "
             f"parts, or none"
         )

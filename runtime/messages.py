@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from runtime.layouts import Layout, check_split
+from runtime.quoted import cut, quoted
 
 FPS = 24
 SIZE_MULTIPLE = 32
@@ -50,6 +51,8 @@ LTX_LEAVES = (
     *("vae_tiles", "adaln", "graphs", "cache", "cache_threshold", "cache_warmup", "cache_max_run"),
 )
 
+MOST_NAME = 255  # characters of a plan's: it may be that of its file
+
 ReferenceKind = Literal["image", "video", "audio"]
 
 
@@ -74,7 +77,9 @@ class Reference:
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video", "audio"):
-            raise ValueError(f"reference kind must be image, video or audio, got {self.kind!r}")
+            raise ValueError(
+                f"reference kind must be image, video or audio, got {quoted(self.kind)}"
+            )
         if self.kind != "video" and (self.soundtrack is not None or self.mute):
             raise ValueError(f"a soundtrack belongs to a video reference, got one on {self.path}")
         if self.mute and self.soundtrack is not None:
@@ -109,36 +114,39 @@ class Ref2VARequest:
         if self.width % SIZE_MULTIPLE or self.height % SIZE_MULTIPLE:
             raise ValueError(
                 f"width and height must be multiples of {SIZE_MULTIPLE}, "
-                f"got {self.width}x{self.height}; "
+                f"got {_size(self)}; "
                 f"the nearest is {_nearest(self.width)}x{_nearest(self.height)}"
             )
         if not (32 <= self.width <= 4096 and 32 <= self.height <= 4096):
-            raise ValueError(f"width and height must be 32 to 4096, got {self.width}x{self.height}")
+            raise ValueError(f"width and height must be 32 to 4096, got {_size(self)}")
         if not 5 <= self.frames <= 3600 or self.frames != frame_count(self.frames):
             raise ValueError(
-                f"frames must be 17k+5 between 5 and 3592, got {self.frames}; "
+                f"frames must be 17k+5 between 5 and 3592, got {quoted(self.frames)}; "
                 f"the next is {frame_count(min(max(self.frames, 5), 3592))}"
             )
         if not 1 <= self.steps <= 1000:
-            raise ValueError(f"steps must be 1 to 1000, got {self.steps}")
+            raise ValueError(f"steps must be 1 to 1000, got {quoted(self.steps)}")
         if not -1000 <= self.cfg <= 1000:  # also NaN
-            raise ValueError(f"cfg must be -1000 to 1000, got {self.cfg}")
+            raise ValueError(f"cfg must be -1000 to 1000, got {quoted(self.cfg)}")
         if self.sampler not in SAMPLERS:
-            raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
+            raise ValueError(
+                f"sampler must be one of {', '.join(SAMPLERS)}, got {quoted(self.sampler)}"
+            )
         if self.scheduler not in SCHEDULERS:
             raise ValueError(
-                f"scheduler must be one of {', '.join(SCHEDULERS)}, got {self.scheduler!r}"
+                f"scheduler must be one of {', '.join(SCHEDULERS)}, got {quoted(self.scheduler)}"
             )
         if self.ref_image_size not in REF_IMAGE_SIZES:
             raise ValueError(
                 f"ref_image_size must be one of {', '.join(REF_IMAGE_SIZES)}, "
-                f"got {self.ref_image_size!r}"
+                f"got {quoted(self.ref_image_size)}"
             )
         if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be 0 to 2^64-1, got {self.seed}")
+            raise ValueError(f"seed must be 0 to 2^64-1, got {quoted(self.seed)}")
         if not 0.01 <= self.shift_video <= 100 or not 0.01 <= self.shift_audio <= 100:
             raise ValueError(
-                f"sigma shifts must be 0.01 to 100, got {self.shift_video} and {self.shift_audio}"
+                f"sigma shifts must be 0.01 to 100, got {quoted(self.shift_video)} "
+                f"and {quoted(self.shift_audio)}"
             )
         for kind, most in (("image", MAX_IMAGES), ("video", MAX_VIDEOS), ("audio", MAX_AUDIOS)):
             got = sum(r.kind == kind for r in self.references)
@@ -180,37 +188,39 @@ class LTXRequest:
     def __post_init__(self) -> None:
         _check_text("prompt", self.prompt)
         if self.family != "ltx":
-            raise ValueError(f"family of this request must be ltx, got {self.family!r}")
+            raise ValueError(f"family of this request must be ltx, got {quoted(self.family)}")
         if self.width % LTX_SIZE_MULTIPLE or self.height % LTX_SIZE_MULTIPLE:
             raise ValueError(
                 f"width and height must be multiples of {LTX_SIZE_MULTIPLE} for LTX, got "
-                f"{self.width}x{self.height}; the nearest is "
+                f"{_size(self)}; the nearest is "
                 f"{_nearest(self.width, LTX_SIZE_MULTIPLE)}x"
                 f"{_nearest(self.height, LTX_SIZE_MULTIPLE)}"
             )
         if not (64 <= self.width <= 4096 and 64 <= self.height <= 4096):
-            raise ValueError(
-                f"width and height must be 64 to 4096 for LTX, got {self.width}x{self.height}"
-            )
+            raise ValueError(f"width and height must be 64 to 4096 for LTX, got {_size(self)}")
         least, most = LTX_FRAMES
         if not least <= self.frames <= most or self.frames % 8 != 1:
             near = min(max(least, self.frames + (1 - self.frames) % 8), most)
             raise ValueError(
-                f"frames must be 8k+1 between {least} and {most} for LTX, got {self.frames}; "
-                f"the next is {near}"
+                f"frames must be 8k+1 between {least} and {most} for LTX, got "
+                f"{quoted(self.frames)}; the next is {near}"
             )
         slow, fast = LTX_FPS
         if not slow <= self.fps <= fast:
-            raise ValueError(f"fps must be {slow} to {fast}, got {self.fps}")
+            raise ValueError(f"fps must be {slow} to {fast}, got {quoted(self.fps)}")
         if not 0 <= self.seed < 2**64 - 10_000:  # the ancestral noise has seed + 10,000
-            raise ValueError(f"seed must be 0 to 2^64-10001 for LTX, got {self.seed}")
+            raise ValueError(f"seed must be 0 to 2^64-10001 for LTX, got {quoted(self.seed)}")
 
 
 Request = Ref2VARequest | LTXRequest
 
 
+def _size(request: Request) -> str:
+    return f"{quoted(request.width)}x{quoted(request.height)}"
+
+
 def _nearest(side: int, multiple: int = SIZE_MULTIPLE) -> int:
-    return max(multiple, round(side / multiple) * multiple)
+    return max(multiple, round(min(max(side, 0), 4096) / multiple) * multiple)
 
 
 def _check_text(field: str, text: str) -> None:
@@ -308,6 +318,10 @@ class Plan:
         return cls(**((LTX_DEFAULTS if given.get("family") == "ltx" else {}) | given))
 
     def __post_init__(self) -> None:
+        if len(self.name) > MOST_NAME:  # which many a sentence names
+            raise ValueError(
+                f"a plan's name has at most {MOST_NAME} characters, got {cut(self.name)}"
+            )
         allowed = {
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
@@ -337,11 +351,11 @@ class Plan:
             if getattr(self, field) not in values:
                 raise ValueError(
                     f"plan field {field} must be one of {', '.join(values)}, "
-                    f"got {getattr(self, field)!r}"
+                    f"got {quoted(getattr(self, field))}"
                 )
         for field in ("vae_tiles", "cache_warmup", "cache_max_run", "threads"):
             if type(got := getattr(self, field)) is not int:
-                raise ValueError(f"plan field {field} must be a whole number, got {got!r}")
+                raise ValueError(f"plan field {field} must be a whole number, got {quoted(got)}")
         self._check_family()
         self._check_layout()
         narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
@@ -350,26 +364,26 @@ class Plan:
                 f"plan field dtype must be bf16 for {narrow[0]} on a GPU, got {self.dtype!r}"
             )
         if not 0 <= self.sol_tau <= 10:  # also NaN
-            raise ValueError(f"plan field sol_tau must be 0 to 10, got {self.sol_tau}")
+            raise ValueError(f"plan field sol_tau must be 0 to 10, got {quoted(self.sol_tau)}")
         if not 0 <= self.cache_threshold <= 100:  # also NaN
             raise ValueError(
                 f"plan field cache_threshold must be 0 (the cache's own) to 100, "
-                f"got {self.cache_threshold}"
+                f"got {quoted(self.cache_threshold)}"
             )
         for field in ("cache_warmup", "cache_max_run"):
             if not 0 <= getattr(self, field) <= 1000:
                 raise ValueError(
                     f"plan field {field} must be 0 (the cache's own) to 1000, "
-                    f"got {getattr(self, field)}"
+                    f"got {quoted(getattr(self, field))}"
                 )
         if not 1 <= self.vae_tiles <= 1024:
             raise ValueError(
-                f"plan field vae_tiles must be 1 (one by one) to 1024, got {self.vae_tiles}"
+                f"plan field vae_tiles must be 1 (one by one) to 1024, got {quoted(self.vae_tiles)}"
             )
         self._check_graphs()
         if not 0 <= self.threads <= 4096:
             raise ValueError(
-                f"plan field threads must be 0 (torch's choice) to 4096, got {self.threads}"
+                f"plan field threads must be 0 (torch's choice) to 4096, got {quoted(self.threads)}"
             )
 
     def _check_family(self) -> None:
@@ -377,21 +391,22 @@ class Plan:
             for field in LTX_ONLY:
                 if getattr(self, field) != _default(field):
                     raise ValueError(
-                        f"plan field {field} belongs to family ltx, got {getattr(self, field)!r} "
-                        f"in a plan of family {self.family}; leave it out"
+                        f"plan field {field} belongs to family ltx, got "
+                        f"{quoted(getattr(self, field))} in a plan of family "
+                        f"{cut(self.family)}; leave it out"
                     )
             return
         for field in LTX_LEAVES:
             if getattr(self, field) != _default(field):
                 raise ValueError(
                     f"plan field {field} must be {_default(field)!r} for family ltx, got "
-                    f"{getattr(self, field)!r}: not validated on LTX yet"
+                    f"{quoted(getattr(self, field))}: not validated on LTX yet"
                 )
         for field, values in (("attention", LTX_ATTENTION), ("text_encoder", LTX_TEXT_ENCODER)):
             if getattr(self, field) not in values:
                 raise ValueError(
                     f"plan field {field} must be one of {', '.join(values)} for family ltx, "
-                    f"got {getattr(self, field)!r}: not validated on LTX yet"
+                    f"got {quoted(getattr(self, field))}: not validated on LTX yet"
                 )
 
     def _check_layout(self) -> None:

@@ -34,6 +34,7 @@ from runtime.messages import (
 )
 from runtime.nonfinite import NonFinite
 from runtime.pulse import Heart
+from runtime.quoted import quoted
 from runtime.team import ALONE, Meeting, Team, meet
 
 
@@ -148,7 +149,7 @@ class Worker:
         if self._plan.family not in self._families:
             raise ValueError(
                 f"plan field family must be one of {', '.join(self._families)}, "
-                f"got {self._plan.family!r}"
+                f"got {quoted(self._plan.family)}"
             )
         family: _Family = importlib.import_module(self._families[self._plan.family])
         return family

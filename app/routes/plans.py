@@ -16,6 +16,7 @@ from app.errors import Forbidden
 from app.planning import Planning
 from app.shapes import AnyRequestJson, request_of
 from runtime.messages import ModelFiles, Plan
+from runtime.quoted import quoted
 
 _FILES = ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer", "vocoder", "upsampler")
 
@@ -198,7 +199,7 @@ def plan_of(body: PlanJson, name: str) -> Plan:
 def _path(part: str, text: str) -> Path:
     path = presets.user_path(text)
     if not path.is_absolute():
-        raise ValueError(f"{part} must be an absolute path or begin with ~, got {text[:80]!r}")
+        raise ValueError(f"{part} must be an absolute path or begin with ~, got {quoted(text)}")
     return path
 
 

@@ -13,6 +13,7 @@ from runtime.caches.base import (
     StepState,
     Streams,
 )
+from runtime.quoted import quoted
 
 __all__ = [
     "CACHES",
@@ -33,7 +34,7 @@ CACHES = ("easy_cache", "h3_cache", "spectrum")
 def step_cache(name: str) -> StepCache:
     """The cache of that name; ValueError lists the known ones."""
     if name not in CACHES:
-        raise ValueError(f"cache must be off or one of {', '.join(CACHES)}, got {name!r}")
+        raise ValueError(f"cache must be off or one of {', '.join(CACHES)}, got {quoted(name)}")
     found: StepCache = importlib.import_module(f"runtime.caches.{name}").CACHE
     return found
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from runtime.quoted import quoted
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters or more: C: is a Windows drive
 
 
@@ -35,7 +37,9 @@ def local_file(path: Path) -> Path:
     for a protocol by FFmpeg.
     """
     if _SCHEME.match(str(path)):
-        raise ValueError(f"{str(path)!r} is an address, not a file; download it and give its path")
+        raise ValueError(
+            f"{quoted(str(path))} is an address, not a file; download it and give its path"
+        )
     try:
         resolved = Path(path).expanduser().resolve()
     except RuntimeError as error:  # a loop of links, or the home of a user that does not exist

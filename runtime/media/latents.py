@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoints.header import read_header
+from runtime.quoted import quoted
 
 Shape = tuple[int, ...]
 _DTYPES = ("F32", "BF16", "F16")
@@ -75,7 +76,7 @@ def _check_fps(path: Path, request: Any, key: str, slow: int, fast: int) -> None
     fps = request["fps"]
     if type(fps) is not int or not slow <= fps <= fast:
         raise ValueError(
-            f"{path} says fps {fps!r:.80}; it must be a whole number from {slow} to {fast}"
+            f"{path} says fps {quoted(fps)}; it must be a whole number from {slow} to {fast}"
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.messages import ModelFiles, Plan
+from runtime.quoted import quoted
 
 FOLDER = Path(__file__).parents[2] / "presets" / "plans"
 _FILES = ("dit", "text_encoder", "video_vae", "audio_vae")
@@ -28,7 +29,7 @@ def read_plan(name: str) -> Plan:
         raise ValueError(f"there is no plan {name}; give a TOML file or one of {known}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     models = _models(path, table.pop("models", {}))
     return Plan.of(models=models, **{"name": path.stem, **_typed(path, table)})
@@ -45,11 +46,14 @@ def expanded(text: str) -> Path:
 def _models(path: Path, table: Any) -> ModelFiles:
     """The files, relative to the plan; one of the four that is not named is an empty path."""
     if not isinstance(table, dict):
-        raise ValueError(f"models in {path.name} must be a table like [models], got {table!r}")
+        raise ValueError(
+            f"models in {path.name} must be a table like [models], got {quoted(table)}"
+        )
     known = [field.name for field in fields(ModelFiles)]
     if unknown := [name for name in table if name not in known]:
         raise ValueError(
-            f"unknown key {unknown[0]!r} in [models] of {path.name}; it has {', '.join(known)}"
+            f"unknown key {quoted(unknown[0])} in [models] of {path.name}; it has "
+            f"{', '.join(known)}"
         )
     named = {name: _file(path, name, value) for name, value in table.items() if name != _LAYERS}
     given: dict[str, Any] = {**dict.fromkeys(_FILES, Path()), **named}
@@ -60,7 +64,7 @@ def _models(path: Path, table: Any) -> ModelFiles:
     if not isinstance(layers, list) or [type(layer) for layer in layers] != [int, int, int]:
         raise ValueError(
             f"[models] deepstack_layers in {path.name} must be three whole numbers like "
-            f"[0, 1, 2], got {layers!r}"
+            f"[0, 1, 2], got {quoted(layers)}"
         )
     first, second, third = layers
     return replace(files, deepstack_layers=(first, second, third))
@@ -68,7 +72,9 @@ def _models(path: Path, table: Any) -> ModelFiles:
 
 def _file(path: Path, name: str, value: Any) -> Path:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"[models] {name} in {path.name} must be a path in quotes, got {value!r}")
+        raise ValueError(
+            f"[models] {name} in {path.name} must be a path in quotes, got {quoted(value)}"
+        )
     return path.parent / expanded(value)
 
 
@@ -78,9 +84,16 @@ def _typed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     for key, value in table.items():
         wanted = types.get(key)
         if wanted is None:
-            raise ValueError(f"unknown key {key!r} in {path.name}; a plan has {', '.join(types)}")
+            raise ValueError(
+                f"unknown key {quoted(key)} in {path.name}; a plan has {', '.join(types)}"
+            )
         if wanted is float and type(value) is int:
-            table[key] = float(value)
+            try:
+                table[key] = float(value)
+            except OverflowError as error:  # hundreds of digits
+                raise ValueError(
+                    f"{key} in {path.name} is too large, got {quoted(value)}"
+                ) from error
         elif type(value) is not wanted:
-            raise ValueError(f"{key} in {path.name} must be {wanted.__name__}, got {value!r}")
+            raise ValueError(f"{key} in {path.name} must be {wanted.__name__}, got {quoted(value)}")
     return table

@@ -8,6 +8,7 @@ import torch
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions, PackedRows
 from runtime.kernels.unavailable import Unavailable
+from runtime.quoted import quoted
 
 __all__ = [
     "BACKENDS",
@@ -38,7 +39,7 @@ BACKENDS = (
 def attention_backend(name: str) -> AttentionBackend:
     """The backend of that name; ValueError lists the known ones."""
     if name not in BACKENDS:
-        raise ValueError(f"attention must be one of {', '.join(BACKENDS)}, got {name!r}")
+        raise ValueError(f"attention must be one of {', '.join(BACKENDS)}, got {quoted(name)}")
     return importlib.import_module(f"runtime.kernels.attention.{name}").BACKEND
 
 

@@ -15,6 +15,7 @@ from runtime.kernels.elementwise.base import (
     Span,
     VaeElementwise,
 )
+from runtime.quoted import quoted
 
 __all__ = [
     "BACKENDS",
@@ -33,7 +34,7 @@ BACKENDS = ("eager", "kitchen", "triton")
 def elementwise_backend(name: str) -> ElementwiseBackend:
     """The backend of that name; ValueError lists the known ones."""
     if name not in BACKENDS:
-        raise ValueError(f"elementwise must be one of {', '.join(BACKENDS)}, got {name!r}")
+        raise ValueError(f"elementwise must be one of {', '.join(BACKENDS)}, got {quoted(name)}")
     return importlib.import_module(f"runtime.kernels.elementwise.{name}").BACKEND
 
 

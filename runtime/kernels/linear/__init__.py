@@ -14,6 +14,7 @@ from runtime.kernels.linear.base import LinearBackend
 from runtime.kernels.linear.dense import widened
 from runtime.kernels.linear.dequant import DequantisedLinear
 from runtime.kernels.unavailable import Unavailable
+from runtime.quoted import quoted
 
 __all__ = ["BACKENDS", "LinearBackend", "linear_backend", "linear_builder"]
 
@@ -34,7 +35,7 @@ BACKENDS = (
 def linear_backend(name: str) -> LinearBackend:
     """The backend of that name; ValueError lists the known ones."""
     if name not in BACKENDS:
-        raise ValueError(f"linear backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+        raise ValueError(f"linear backend must be one of {', '.join(BACKENDS)}, got {quoted(name)}")
     return importlib.import_module(f"runtime.kernels.linear.{name}").BACKEND
 
 
