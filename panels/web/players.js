@@ -51,15 +51,22 @@ function players(root) {
     seek(now + count);
   }
 
+  // A player that reached its end is paused by the browser, wherever it is sent afterwards.
+  function resume() {
+    for (const video of [a, b]) if (video.paused) video.play().catch(() => {}); // paused again
+  }
+
   function ended() {
-    if (looping) seek(0);
-    else pause();
+    if (!looping) { pause(); return; }
+    seek(0);
+    resume();
   }
 
   // A small drift is caught up by speed, which cannot be seen; a large one by a jump.
   function together() {
     const lead = master().currentTime - follower().currentTime;
-    if (Math.abs(lead) > JUMP_SECONDS) follower().currentTime = master().currentTime;
+    if (Math.abs(lead) > JUMP_SECONDS || follower().paused) follower().currentTime = master().currentTime;
+    resume();
     const catching = Math.abs(lead) > DRIFT_SECONDS && Math.abs(lead) <= JUMP_SECONDS;
     follower().playbackRate = rate * (catching ? 1 + Math.max(-0.25, Math.min(0.25, lead / 0.3)) : 1);
   }

@@ -200,6 +200,24 @@ def test_both_players_play_in_step_and_loop(page: Page, two: tuple[str, str]) ->
     assert drift[len(drift) // 2] < 1 / 24
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_player_that_reached_its_end_first_goes_on(
+    page: Page, two: tuple[str, str], side: int
+) -> None:
+    compared(page, two)
+    page.click(".ab-sound [data-sound='']")  # A leads
+    page.click(".ab-play")
+    page.until(lambda: page.js(f"{VIDEOS}return v.every(x=>!x.paused&&x.currentTime>0.05)"))
+    # As the browser does where the last frame was shown late; the page mostly turns back before.
+    ends = f"{VIDEOS}const one=v[arguments[0]];one.pause();one.dispatchEvent(new Event('ended'))"
+    page.js(ends, side)
+    page.until(lambda: page.js(f"{VIDEOS}return v.every(x=>!x.paused)"))
+    page.js(f"{VIDEOS}window.from=v.map(x=>x.currentTime)")
+    moved = f"{VIDEOS}return v.every((x,i)=>!x.paused&&x.currentTime!==window.from[i])"
+    page.until(lambda: page.js(moved))
+    assert page.text(".ab-play") == "Pause"
+
+
 def test_the_sound_is_of_one_side_at_a_time(page: Page, two: tuple[str, str]) -> None:
     compared(page, two)
     muted = f"{VIDEOS}return v.map(x=>x.muted)"
