@@ -17,13 +17,13 @@ import os
 import sys
 import tomllib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from runtime.families import FAMILIES, need_h3
 from runtime.layouts import Layout, check_guidance
+from runtime.lifeline import leave
 from runtime.messages import (
     Beat,
     Command,
@@ -137,9 +137,4 @@ def _meeting(plan: Plan) -> Meeting:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # closed at the other end, or from the start
-            stream.flush()
-    # A thread of gloo that ends while Python is taken down has aborted a rank that was done.
-    os._exit(status)
+    leave(main(sys.argv[1:]))

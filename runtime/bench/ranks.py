@@ -18,7 +18,7 @@ from typing import Any
 from runtime.bench.base import Setup, Turn
 from runtime.bench.ours import PlanSubject
 from runtime.layouts import Layout
-from runtime.lifeline import die_with_parent
+from runtime.lifeline import die_with_parent, leave
 from runtime.team import Meeting, Team, meet
 from runtime.worker import sentence
 
@@ -105,6 +105,7 @@ def _other(setup: Setup, meeting: Meeting, parent: int) -> None:
             else:
                 subject.short_turn()
         team.close()
+        leave(0)
     except Exception as error:
         traceback.print_exc()
         print(f"rank {meeting.rank}: {sentence(error)}", file=sys.stderr, flush=True)
