@@ -4,58 +4,60 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app import bench
 from app.children import run_child
 from app.timing import ALL_COMMUNICATION
-from runtime.layouts import (
-    LAYOUTS,
-    SINGLE,
-    Layout,
-    check_guidance,
-    check_split,
-    guided,
-    parts_of,
-    split_fits,
-)
+from runtime.layouts import LAYOUTS, SINGLE, Layout, check_guidance, guided
+from runtime.messages import Plan
 
 _GIB = 1 << 30
 _DECODE = "video VAE decode"
 _COMPARE_SECONDS = 300.0
 
 
-def chosen(names: str, devices: int, *, cuda: bool, cfg: float, split: str) -> list[str]:
+def chosen(plan: Plan, names: str, devices: int, *, cfg: float) -> list[str]:
     """The layouts of "all" or of "U2,U4", single first: all else is told against it.
 
     devices: GPUs, or cores of the CPU, that this machine has; "all" takes what fits on them, those
-    with ranks for a negative side if the request has one, and of those that share rows the ones
-    that the plan's row_split has a part for each rank of. ValueError for a name that does not
-    exist, for a layout that needs more GPUs, for one whose negative side has nothing to do, and for
-    one that the split does not fit.
+    with ranks for a negative side if the request has one, and what the plan can be with. ValueError
+    for a name that does not exist, for a layout that needs more GPUs, for one whose negative side
+    has nothing to do, and for one that the plan cannot be with.
     """
     if names == "all":
-        return [n for n in _held(devices, cfg) if split_fits(Layout.parse(n), split)]
+        return [name for name in _held(devices, cfg) if not _refusal(plan, name)]
     asked = [name.strip() for name in names.split(",") if name.strip()]
     for name in asked:
         ranks = Layout.parse(name).ranks
-        if cuda and ranks > devices:
+        if plan.device == "cuda" and ranks > devices:
             raise ValueError(f"layout {name} needs {ranks} GPUs, this machine has {devices}")
         check_guidance(name, cfg)
-        check_split(Layout.parse(name), split)
+        if refusal := _refusal(plan, name):
+            raise ValueError(refusal)
     return [SINGLE, *dict.fromkeys(name for name in asked if name != SINGLE)]
 
 
-def left_out(devices: int, *, cfg: float, split: str) -> str:
-    """Which layouts "all" leaves out for the plan's row_split, in one sentence; "" for none."""
-    names = [name for name in _held(devices, cfg) if not split_fits(Layout.parse(name), split)]
-    if not names:
-        return ""
-    return (
-        f"all leaves out {', '.join(names)}: plan field row_split has {len(parts_of(split))} "
-        f"parts, {split}, and another number of their ranks share rows"
-    )
+def left_out(plan: Plan, devices: int, *, cfg: float) -> list[str]:
+    """What "all" leaves out as the plan cannot be so: a sentence for each field in the way."""
+    alike: dict[str, list[str]] = {}  # by what is said before the layout is named
+    for name in _held(devices, cfg):
+        if refusal := _refusal(plan, name):
+            alike.setdefault(refusal.partition(f"layout {name}")[0], []).append(name)
+    return [
+        f"all leaves out {', '.join(names)}: {_refusal(plan, names[0])}" for names in alike.values()
+    ]
+
+
+def _refusal(plan: Plan, name: str) -> str:
+    """Why the plan cannot be with a layout; "" where it can."""
+    try:
+        replace(plan, layout=name)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _held(devices: int, cfg: float) -> list[str]:

@@ -76,19 +76,13 @@ def parts_of(split: str) -> tuple[float, ...]:
     return parts
 
 
-def split_fits(layout: Layout, split: str) -> bool:
-    """Is there a part for each rank that shares rows? A rank that has them all needs none."""
-    parts = parts_of(split)
-    return not parts or layout.ulysses in (1, len(parts))
-
-
 def check_split(layout: Layout, split: str) -> None:
-    """ValueError where `split_fits` says no."""
-    if not split_fits(layout, split):
+    """ValueError without a part for each rank that shares rows; one with all of them needs none."""
+    parts, ranks = parts_of(split), layout.ulysses
+    if parts and ranks not in (1, len(parts)):
         raise ValueError(
-            f"plan field row_split has {len(parts_of(split))} parts, {cut(split)}, and "
-            f"{layout.ulysses} ranks of layout {layout.name} share rows; give it {layout.ulysses} "
-            f"parts, or none"
+            f"plan field row_split has {len(parts)} parts, {cut(split)}, and layout {layout.name} "
+            f"shares rows among {ranks} ranks; give it {ranks} parts, or none"
         )
 
 

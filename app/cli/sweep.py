@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", required=True, help="a TOML file or a name in presets/plans")
     parser.add_argument("--request", help="a TOML file or a name in presets/requests: its size")
     parser.add_argument(
-        "--layouts", default="all", help="all (what this machine and row_split fit), or U2,U4"
+        "--layouts", default="all", help="all (what this machine and the plan can be), or U2,U4"
     )
     parser.add_argument(
         "--text-rows", type=int, default=300, metavar="N", help="random words (300); no media"
@@ -63,13 +63,11 @@ def run(args: argparse.Namespace) -> int:
     cuda = plan.device == "cuda"
     if args.each_gpu and not cuda:
         raise ValueError(f"--each-gpu measures GPUs, and the device of the plan is {plan.device}")
-    devices, split = _devices(plan), plan.row_split
-    names = sweep.chosen(args.layouts, devices, cuda=cuda, cfg=request.cfg, split=split)
-    for name in names:
-        replace(plan, layout=name)  # what the plan cannot be with a layout is said before the first
+    devices = _devices(plan)
+    names = sweep.chosen(plan, args.layouts, devices, cfg=request.cfg)
     order = _order(names, each_gpu=args.each_gpu)
     measurements.check(args.store)
-    if args.layouts == "all" and (note := sweep.left_out(devices, cfg=request.cfg, split=split)):
+    for note in sweep.left_out(plan, devices, cfg=request.cfg) if args.layouts == "all" else ():
         print(f"note: {note}", file=sys.stderr, flush=True)
     with (
         alone("launch.py sweep"),

@@ -132,7 +132,7 @@ def test_a_split_is_numbers_above_zero(split: object) -> None:
 
 def test_a_split_has_a_part_for_every_rank_that_shares_rows() -> None:
     for layout in ("U3", "TP2xU3", "CFG2xU3"):
-        with pytest.raises(ValueError, match="row_split has 2 parts, 1:2, and 3 ranks of layout"):
+        with pytest.raises(ValueError, match="row_split has 2 parts, 1:2, and layout"):
             demo_plan(layout=layout, row_split="1:2")
     for layout in ("U2", "TP4xU2", "TP2", "single"):
         assert demo_plan(layout=layout, row_split="1:2").row_split == "1:2"

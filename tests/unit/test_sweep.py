@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from app import bench, bench_child, measurements, sweep
 from app.cli import sweep as command
+from app.presets import find, load_plan
+from runtime.messages import Plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,32 +154,54 @@ def test_a_layout_that_fails_is_told_and_the_others_go_on(small: str, tmp_path: 
     assert [(row["ok"], row["parts"]) for row in shown["subjects"]] == [(False, {})] * 2
 
 
+def plan_with(device: str = "cuda", **fields: Any) -> Plan:
+    return replace(load_plan(find("plans", "cpu")), device=device, **fields)
+
+
 def test_all_takes_what_the_machine_can_hold_and_single_comes_first() -> None:
-    all_of_two = sweep.chosen("all", 2, cuda=True, cfg=1.0, split="")
-    assert all_of_two == ["single", "U2", "TP2"]
-    guided = sweep.chosen("all", 2, cuda=True, cfg=4.0, split="")
-    assert guided == ["single", "U2", "TP2", "CFG2"]
-    assert sweep.chosen("U4, U2", 4, cuda=True, cfg=1.0, split="") == ["single", "U4", "U2"]
-    assert sweep.left_out(8, cfg=4.0, split="") == ""
+    plan = plan_with()
+    assert sweep.chosen(plan, "all", 2, cfg=1.0) == ["single", "U2", "TP2"]
+    assert sweep.chosen(plan, "all", 2, cfg=4.0) == ["single", "U2", "TP2", "CFG2"]
+    assert sweep.chosen(plan, "U4, U2", 4, cfg=1.0) == ["single", "U4", "U2"]
+    assert sweep.left_out(plan, 8, cfg=4.0) == []
 
 
 def test_all_takes_what_the_split_of_rows_fits_and_says_what_it_does_not() -> None:
-    def taken(split: str) -> list[str]:
-        return sweep.chosen("all", 4, cuda=True, cfg=4.0, split=split)
+    two, three = plan_with(row_split="9984:10110"), plan_with(row_split="1:2:3")
+    assert sweep.chosen(two, "all", 4, cfg=4.0) == [
+        *("single", "U2", "TP2", "TP3", "TP4", "TP2xU2", "CFG2", "CFG2xU2", "CFG2xTP2")
+    ]
+    assert sweep.left_out(two, 4, cfg=4.0) == [
+        "all leaves out U3, U4: plan field row_split has 2 parts, 9984:10110, and layout U3 shares "
+        "rows among 3 ranks; give it 3 parts, or none"
+    ]
+    of_three = ["single", "U3", "TP2", "TP3", "TP4", "CFG2", "CFG2xTP2"]
+    assert sweep.chosen(three, "all", 4, cfg=4.0) == of_three
+    assert "U2, U4, TP2xU2, CFG2xU2:" in sweep.left_out(three, 4, cfg=4.0)[0]
 
-    of_two = ["single", "U2", "TP2", "TP3", "TP4", "TP2xU2", "CFG2", "CFG2xU2", "CFG2xTP2"]
-    assert taken("9984:10110") == of_two
-    assert sweep.left_out(4, cfg=4.0, split="9984:10110") == (
-        "all leaves out U3, U4: plan field row_split has 2 parts, 9984:10110, and another number "
-        "of their ranks share rows"
-    )
-    assert taken("1:2:3") == ["single", "U3", "TP2", "TP3", "TP4", "CFG2", "CFG2xTP2"]
-    assert "U2, U4, TP2xU2, CFG2xU2:" in sweep.left_out(4, cfg=4.0, split="1:2:3")
+
+@pytest.mark.parametrize(
+    ("fields", "left", "words"),
+    [
+        ({"cache": "easy_cache"}, ["single", "CFG2"], "U2, TP2: plan field cache must be off"),
+        ({"device": "cpu", "transport": "copy_engine"}, ["single"], "U2, TP2, CFG2: plan field"),
+        ({"gather": "packed_nvfp4"}, ["single", "TP2", "CFG2"], "U2: plan field nvfp4 must be"),
+    ],
+)
+def test_all_leaves_out_what_another_field_forbids(
+    fields: dict[str, Any], left: list[str], words: str
+) -> None:
+    plan = plan_with(**fields)
+    assert sweep.chosen(plan, "all", 2, cfg=4.0) == left
+    (told,) = sweep.left_out(plan, 2, cfg=4.0)
+    assert words in told
 
 
-def test_a_named_layout_that_the_split_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="4 ranks of layout U4 share rows; give it 4 parts"):
-        sweep.chosen("U2,U4", 4, cuda=True, cfg=1.0, split="9984:10110")
+def test_a_named_layout_that_the_plan_cannot_be_with_is_refused() -> None:
+    with pytest.raises(ValueError, match="layout U4 shares rows among 4 ranks; give it 4 parts"):
+        sweep.chosen(plan_with(row_split="9984:10110"), "U2,U4", 4, cfg=1.0)
+    with pytest.raises(ValueError, match="cache must be off with layout TP2"):
+        sweep.chosen(plan_with(cache="easy_cache"), "TP2", 2, cfg=1.0)
 
 
 def test_the_command_says_before_it_measures_what_all_leaves_out(
@@ -205,19 +230,19 @@ def test_the_command_says_before_it_measures_what_all_leaves_out(
     assert asked == [["single", "TP2"]]
     note, then = capsys.readouterr().err.splitlines()
     assert note.startswith("note: all leaves out U2: plan field row_split") and then == "measuring"
-    with pytest.raises(ValueError, match="row_split has 3 parts, 1:2:3, and 2 ranks of layout U2"):
+    with pytest.raises(ValueError, match="row_split has 3 parts, 1:2:3, and layout U2 shares"):
         command.run(parser.parse_args([*options, "--layouts", "U2"]))
     assert len(asked) == 1
 
 
 def test_a_layout_that_the_machine_cannot_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="layout U4 needs 4 GPUs, this machine has 2"):
-        sweep.chosen("U4", 2, cuda=True, cfg=1.0, split="")
+        sweep.chosen(plan_with(), "U4", 2, cfg=1.0)
 
 
 def test_a_layout_with_ranks_for_no_side_is_refused() -> None:
     with pytest.raises(ValueError, match="layout CFG2 gives half of its ranks the negative side"):
-        sweep.chosen("U2,CFG2", 2, cuda=True, cfg=1.0, split="")
+        sweep.chosen(plan_with(), "U2,CFG2", 2, cfg=1.0)
 
 
 def test_a_request_with_a_negative_side_is_swept_with_it(small: str, tmp_path: Path) -> None:
