@@ -14,6 +14,7 @@ from pathlib import Path
 from app import families, ltx_prompt
 from app.children import ChildFailed, run_child
 from runtime.ltx.folders import CONFIG, shapes_of, tensor_files
+from runtime.ltx.text_folder import INDEX
 from runtime.messages import Plan
 
 _SECONDS = 180.0  # both libraries are imported, and a disk may be cold
@@ -64,9 +65,10 @@ def problems(plan: Plan) -> dict[str, str]:
 
 
 def _held(role: str, folder: Path) -> str:
-    """The same for folders of the same config.json and tensors, but for the numbers in them."""
+    """The same for folders of the same config.json, index and tensors, but for their numbers."""
     files = tensor_files(folder)
-    shapes = sorted(shapes_of(files, files).items())
-    names = sorted({path.name for path in files.values()})  # which the sentence may name
-    content = (role, (folder / CONFIG).read_bytes(), names, shapes)
+    shapes = shapes_of(files, files)
+    tensors = sorted((name, files[name].name, shape) for name, shape in shapes.items())
+    told = [path.read_bytes() for path in (folder / CONFIG, folder / INDEX) if path.is_file()]
+    content = (role, told, tensors)
     return hashlib.sha256(repr(content).encode()).hexdigest()

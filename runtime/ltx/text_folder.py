@@ -29,6 +29,7 @@ CLASS_NAME = "Gemma4UnifiedForConditionalGeneration"
 VERSION_KEY, SOURCE_KEY = "gemma_version", "gemma_source_checkpoint"
 OFFICIAL = "text_embedding_projection.{0}_aggregate_embed.{1}"  # beside the tower's own tensors
 DIFFUSERS = "{0}_text_proj_in.{1}"  # in the folder `connectors` beside the tower's
+INDEX = "model.safetensors.index.json"
 _IDS = ("bos_token_id", "pad_token_id")
 _BOS = 2  # transformers' default of Gemma 4, for a config.json that does not say it
 
@@ -44,6 +45,7 @@ def check_text_folder(
     if not isinstance(table, dict):
         raise CheckpointError(f"{folder} says nothing of its text model (text_config)")
     check_table(folder, table, config)
+    tower_files(folder)
     tokenizer_file(folder, tokenizer)
     check_gemma_versions(gemma_version, folder_gemma_version(folder))
     files, names, place = projection_files(folder)
@@ -66,6 +68,28 @@ def tower_config(folder: Path) -> dict[str, Any]:
             f"of LTX-2.5 is a {CLASS_NAME}"
         )
     return table
+
+
+def tower_files(folder: Path) -> set[Path]:
+    """Those that transformers reads: model.safetensors, without it those that the index names.
+
+    Others may lie beside them, as with the projection. CheckpointError where it would read none.
+    """
+    if (folder / "model.safetensors").is_file():
+        return {folder / "model.safetensors"}
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"{folder} has no model.safetensors and no {INDEX}, so transformers finds no weights "
+            f"of the {PART} in it"
+        )
+    try:
+        named = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+        files = {folder / name for name in named}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder / INDEX} cannot be read as an index: {error}") from error
+    for path in sorted(files - set(weight_files(folder))):
+        raise CheckpointError(f"{folder / INDEX} names {path.name}, which is not there")
+    return files
 
 
 def check_table(folder: Path, table: Mapping[str, Any], config: LTXConfig) -> None:

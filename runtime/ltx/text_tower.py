@@ -33,6 +33,7 @@ from runtime.ltx.text_folder import (
     open_tokenizer,
     prompt_ids,
     tower_config,
+    tower_files,
 )
 from runtime.ltx.video_vae import never
 from runtime.nonfinite import require_finite
@@ -168,7 +169,8 @@ def check_tower(folder: Path) -> None:
         def initialize_weights(self) -> None:
             """What is missing stays memory that nobody touches."""
 
-    files = tensor_files(folder)
+    read = tower_files(folder)
+    files = {name: path for name, path in tensor_files(folder).items() if path in read}
     zero = torch.zeros((), dtype=torch.bfloat16)
     zeros = {name: zero.expand(shape) for name, shape in shapes_of(files, files).items()}
     options = {"config": _config(folder), "state_dict": zeros}
@@ -196,7 +198,7 @@ def _loaded(
             ignore_mismatched_sizes=True,  # they are told below, with the others
             **options,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of whatever kind: a quantised config asks for other packages
         raise CheckpointError(
             f"{folder} cannot be loaded by transformers: {said(error)}"
         ) from error

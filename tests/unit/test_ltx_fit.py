@@ -118,6 +118,11 @@ LAYER = "model.language_model.layers.1"
             f"{LAYER}.mlp.up_proj.weight is [3, 32], expected [64, 32]; change",
         ),
         ("text_encoder", config(tie_word_embeddings="no"), "is not understood by transformers: "),
+        (
+            "text_encoder",
+            config(quantization_config={"quant_method": "fp8"}),
+            "cannot be loaded by transformers: Loading an FP8 quantized model requires accelerate",
+        ),
     ],
 )
 def test_a_folder_that_its_class_cannot_be_made_of_is_refused_in_one_sentence(
@@ -211,6 +216,41 @@ def test_the_loader_says_the_same_of_the_same_folder(
             dtype=torch.float32,
         )
     assert str(refused.value) == fit.problem_of("upsampler", tmp_path)
+
+
+# ---- the files of the tower
+
+
+def test_a_file_beside_the_towers_own_is_as_little_in_the_way_as_at_the_load(ltx: Plan) -> None:
+    zeros(ltx.models.text_encoder / "vision.safetensors", {"vision.embed": ("F32", (2, 2))})
+    preflight.check_loadable(ltx)
+    with_("vision.more", 1)(ltx.models.text_encoder)
+    with pytest.raises(ValueError, match=r": vision\.more is left over; change"):
+        preflight.check_loadable(ltx)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (None, "has no model.safetensors and no model.safetensors.index.json, so transformers"),
+        ("{", "index.json cannot be read as an index: "),
+        ('{"weight_map": {"x": "b.safetensors"}}', "index.json names b.safetensors, which is not"),
+        ('{"weight_map": {"x": "a.safetensors"}}', ""),
+    ],
+)
+def test_a_tower_in_files_of_other_names_needs_its_index(
+    ltx: Plan, index: str | None, words: str
+) -> None:
+    folder = ltx.models.text_encoder
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    if index is not None:
+        (folder / "model.safetensors.index.json").write_text(index)
+    if not words:
+        preflight.check_loadable(ltx)
+        return
+    with pytest.raises(ValueError) as refused:
+        preflight.check_models(ltx)  # which needs no child for it
+    assert words in str(refused.value)
 
 
 # ---- the tokenizer
