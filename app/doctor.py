@@ -177,6 +177,9 @@ def _checkpoints(plan: Plan) -> Iterator[Finding]:
             yield _checkpoint(plan, path, family.parts.get(role, role), words)
         elif path is not None and role in family.folders and path.is_dir():
             yield _folder(plan, path, words, problems[role])
+        elif path is None:
+            text, todo = _told_once(problems[role], "[models]", "")
+            yield Finding(name=words, status="fatal", text=text, todo=todo)
         else:
             kind = "folder" if role in family.folders else "file"
             todo = f"put the {kind} there, or change [models] in plan {plan.name}"

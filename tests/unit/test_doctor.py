@@ -125,6 +125,9 @@ def test_advice_on_a_folder_is_told_once(tmp_path: Path) -> None:
     gone = replace(ltx, models=replace(ltx.models, vocoder=tmp_path / "gone"))
     finding = found(gone, machine(), tmp_path)["vocoder"]
     assert finding.todo == "put the folder there, or change [models] in plan mine"
+    none = replace(ltx, models=replace(ltx.models, vocoder=None))
+    finding = found(none, machine(), tmp_path)["vocoder"]
+    assert (finding.text, finding.todo) == ("plan mine names no vocoder", "add it to [models]")
 
 
 def test_advice_on_a_licence_is_told_once(tmp_path: Path) -> None:
