@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ from runtime.team import Meeting, Team, meet
 from runtime.worker import sentence
 
 _LOOPBACK = "lo"
-_ENDING_SECONDS = 10.0  # of a rank: less than app.bench_child waits for all
+_ENDING_SECONDS = 10.0  # of all ranks: less than app.bench_child waits
 
 
 class RanksSubject:
@@ -74,8 +75,9 @@ class RanksSubject:
         self._closing.set()  # from here on it is no death that one ends
         self._team.share(lambda: "close")
         self._team.close()
+        until = time.monotonic() + _ENDING_SECONDS
         for other in self._others:
-            other.join(_ENDING_SECONDS)
+            other.join(max(0.0, until - time.monotonic()))
         codes = [other.exitcode for other in self._others]
         said = [
             f"rank {rank} " + ("did not end" if code is None else f"ended with status {code}")
