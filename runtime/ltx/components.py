@@ -28,6 +28,7 @@ from runtime.ltx.folders import (
     check_component,
     shapes_of,
 )
+from runtime.quoted import cut
 
 STATISTICS = (LATENTS_MEAN, LATENTS_STD)  # applied to fp32 latents: fp32 in every dtype
 _LISTED = 5
@@ -112,8 +113,9 @@ def _check_known(folder: Path, config: Mapping[str, Any], cls: type) -> None:
     known = set(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
     strange = sorted(k for k in config if not k.startswith("_") and k not in known)
     if strange:
+        told = ", ".join(cut(k if k.isprintable() else repr(k)) for k in strange[:_LISTED])
         raise CheckpointError(
-            f"{folder / CONFIG} has {', '.join(strange[:_LISTED])}, which the installed diffusers' "
+            f"{folder / CONFIG} has {told}, which the installed diffusers' "
             f"{cls.__name__} does not know; it was written by another version"
         )
 
@@ -132,14 +134,16 @@ def _check_tensors(module: nn.Module, files: Mapping[str, Path], folder: Path) -
 
 def said(error: Exception) -> str:
     """What an error of a library says, as a part of one sentence."""
-    return " ".join(str(error).split())[:_SAID]
+    told = " ".join(str(error).split())[:_SAID]
+    return told.encode(errors="backslashreplace").decode()  # half a character of a config
 
 
 def refuse(problems: Sequence[str], what: str, files: Mapping[str, Path], folder: Path) -> None:
     """CheckpointError with the first problems, if there are any, naming the file if it is one."""
     if problems:
         more = len(problems) - _LISTED
-        told = "; ".join(problems[:_LISTED]) + (f"; {more} more" if more > 0 else "")
+        listed = [cut(problem, _SAID) for problem in problems[:_LISTED]]
+        told = "; ".join(listed) + (f"; {more} more" if more > 0 else "")
         places = set(files.values())
         place = places.pop() if len(places) == 1 else folder
         raise CheckpointError(f"{place} does not fit {what}: {told}")

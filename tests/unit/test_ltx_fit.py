@@ -101,6 +101,9 @@ LAYER = "model.language_model.layers.1"
         ("vocoder", with_("more", 1), "does not fit LTX2VocoderWithBWE: more is left over"),
         ("upsampler", with_("final_conv.bias", 3), "final_conv.bias is [3], expected [16]"),
         ("upsampler", config(sharpness=2), "config.json has sharpness, which the installed diffu"),
+        ("upsampler", config(**{"\ud800": 2}), r"config.json has '\ud800', which the installed"),
+        ("upsampler", config(**{"k" * 3000: 2}), "k... (3,000 characters), which the installed"),
+        ("upsampler", with_("k" * 3000, 1), "k... (3,013 characters); change"),
         (
             "video_vae",
             config(layers_per_block=3),
@@ -118,6 +121,11 @@ LAYER = "model.language_model.layers.1"
             f"{LAYER}.mlp.up_proj.weight is [3, 32], expected [64, 32]; change",
         ),
         ("text_encoder", config(tie_word_embeddings="no"), "is not understood by transformers: "),
+        (
+            "text_encoder",
+            config(dtype="\ud800"),
+            r"is not understood by transformers: module 'torch' has no attribute '\ud800'",
+        ),
         (
             "text_encoder",
             config(quantization_config={"quant_method": "fp8"}),
