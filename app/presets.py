@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from app import families
 from runtime.messages import ModelFiles, Plan, Ref2VARequest, Reference, Request
-from runtime.quoted import cut, quoted
+from runtime.quoted import MOST_TYPED, cut, quoted
 
 FOLDER = Path(__file__).parents[1] / "presets"
 DEMO = FOLDER / "demo"
@@ -36,7 +36,8 @@ def user_path(text: str | Path) -> Path:
             path.lstat()
     except (RuntimeError, ValueError, OSError) as error:  # no such home, a loop, a name too long
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{cut(str(text))} leads nowhere ({reason}); check the path") from error
+        told = cut(str(text), MOST_TYPED)
+        raise ValueError(f"{told} leads nowhere ({reason}); check the path") from error
     return path
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 MOST = 80  # characters
-_MOST_TYPED = 200  # of what was typed: a path is told whole
+MOST_TYPED = 200  # of what was typed: a path is told whole
 
 
 def quoted(value: object) -> str:
@@ -23,8 +24,9 @@ def cut(text: str, most: int = MOST) -> str:
 def brief(sentence: str, arguments: Sequence[str]) -> str:
     """The sentence with those of a command's arguments cut that it repeats and that are long."""
     typed = {part for one in arguments for part in (one, one.partition("=")[2], *one.split(","))}
+    typed |= {str(Path(text)) for text in typed}  # which has no double slash: http://
     for text in sorted(typed, key=len, reverse=True):
-        if len(text) > _MOST_TYPED:
+        if len(text) > MOST_TYPED:
             sentence = sentence.replace(text, cut(text))
     return sentence
 

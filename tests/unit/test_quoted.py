@@ -54,6 +54,14 @@ def test_only_long_arguments_are_cut_out_of_a_sentence() -> None:
     path, long = "/a" * 60, "z" * 300
     told = brief(f"{path} and {long}", ["--file", path, f"--only=a,{long}"])
     assert told == f"{path} and {cut(long)}"
+    told = brief(f"/here/http:/{long} does not exist", [f"http://{long}"])
+    assert told == f"/here/{cut(f'http:/{long}')} does not exist"
+
+
+def test_a_path_that_leads_nowhere_is_told_whole(tmp_path: Path) -> None:
+    loop = tmp_path / ("a" * 60)
+    loop.symlink_to(loop)
+    assert refusal(partial(presets.user_path, loop / "x")).startswith(f"{loop}/x leads nowhere")
 
 
 LOOKED_UP = {"family", "attention", "vae_attention", "nvfp4", "fp8", "int8"}  # by others
