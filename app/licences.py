@@ -22,7 +22,7 @@ from runtime.ltx.folders import weight_files
 from runtime.ltx.published import TINY_CONFIG
 from runtime.media.files import write_json_atomic
 from runtime.messages import Plan
-from runtime.quoted import quoted
+from runtime.quoted import MOST, quoted
 
 FILE = "licences.json"
 _SHOWN = 200  # characters of a header's license: it may hold the whole text
@@ -196,7 +196,8 @@ def _is_of(given: Acknowledgement, licence: Licence) -> bool:
 
 def _says(found: Found) -> str:
     if found.metadata:
-        return f"whose header names {quoted(found.metadata)}"
+        more = "..." if len(found.metadata) > MOST else ""  # its whole length is not known here
+        return f"whose header names {found.metadata[:MOST]!r}{more}"
     return "whose header has no license metadata"
 
 

@@ -128,6 +128,13 @@ def test_a_folder_that_names_a_licence_is_asked_about_too(
     licences.check(plan, tmp_path)
 
 
+def test_of_a_whole_text_the_beginning_is_told_and_no_length_that_is_not_its_own(
+    tmp_path: Path,
+) -> None:
+    told = licences.missing(plan_of(tmp_path, "terms " * 1000), tmp_path)
+    assert f"whose header names '{'terms ' * 13}te'..., is not to run before" in told
+
+
 def test_the_text_encoder_has_terms_of_its_own(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, RANDOM_WEIGHTS)
     says(tmp_path / "text_encoder", "Gemma")
