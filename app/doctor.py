@@ -170,7 +170,11 @@ def _checkpoints(plan: Plan) -> Iterator[Finding]:
     family = families.of_plan(plan)
     problems = {file.role: file.problem for file in models.look(plan).files}
     if family is families.LTX and not any(problems.values()):
-        problems |= _fit(plan)
+        try:
+            problems |= ltx_fit.problems(plan)
+        except (ValueError, OSError) as error:  # which is no fault of a folder
+            text, todo = _told_once(str(error), "install", "try again; the folders stay unknown")
+            yield Finding(name="folders", status="fatal", text=text, todo=todo)
     for role, path in families.paths(plan).items():
         words = _TITLES.get(role, role.replace("_", " "))
         if path is not None and role not in family.folders and path.is_file():
@@ -184,14 +188,6 @@ def _checkpoints(plan: Plan) -> Iterator[Finding]:
             kind = "folder" if role in family.folders else "file"
             todo = f"put the {kind} there, or change [models] in plan {plan.name}"
             yield Finding(name=words, status="fatal", text=f"{path} is not there", todo=todo)
-
-
-def _fit(plan: Plan) -> dict[str, str]:
-    """What is wrong with the folders of LTX whose headers show nothing."""
-    try:
-        return ltx_fit.problems(plan)
-    except (ValueError, OSError) as error:
-        return dict.fromkeys(families.LTX.folders, str(error))
 
 
 def _folder(plan: Plan, path: Path, words: str, problem: str) -> Finding:

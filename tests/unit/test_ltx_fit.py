@@ -175,8 +175,8 @@ def test_a_child_that_died_is_asked_again(ltx: Plan, monkeypatch: pytest.MonkeyP
         patched.setattr(ltx_fit, "run_child", died)
         with pytest.raises(ChildFailed):
             preflight.check_loadable(ltx)
-        findings = {f.name: f for f in doctor._checkpoints(ltx)}
-        assert findings["vocoder"].status == "fatal" and "took too" in findings["vocoder"].text
+        (finding,) = (f for f in doctor._checkpoints(ltx) if f.status == "fatal")
+        assert "took too much time" in finding.text and finding.todo.startswith("try again")
     with pytest.raises(ValueError, match=r"model\.more is left over"):
         preflight.check_loadable(ltx)
 
@@ -193,6 +193,17 @@ def test_a_library_that_is_not_installed_is_the_sentence(
     assert fit.main() == 2
     said = capsys.readouterr()
     assert not said.out and "diffusers cannot be imported" in said.err
+
+
+def test_the_doctor_says_once_what_to_install(ltx: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(module: str, **options: Any) -> str:
+        raise ValueError("diffusers cannot be imported; install the extra with pip")
+
+    monkeypatch.setattr(ltx_fit, "run_child", absent)
+    with_("model.more", 8)(ltx.models.text_encoder)
+    (finding,) = (f for f in doctor._checkpoints(ltx) if f.status == "fatal")
+    assert finding.text == "diffusers cannot be imported"
+    assert finding.todo == "install the extra with pip"
 
 
 def test_no_number_of_a_folder_is_read(
