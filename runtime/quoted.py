@@ -13,7 +13,10 @@ def quoted(value: object) -> str:
     """repr of a value; of a long one the beginning, and how many characters it has."""
     if isinstance(value, str):
         return repr(value) if len(value) <= MOST else f"{value[:MOST]!r}{_rest(value)}"
-    return cut(repr(value))
+    try:
+        return cut(repr(value))
+    except ValueError:  # Python shows no number of more than 4,300 digits
+        return "(a number of thousands of digits)"
 
 
 def cut(text: str, most: int = MOST) -> str:

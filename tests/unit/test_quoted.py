@@ -50,6 +50,13 @@ def test_of_what_is_long_the_beginning_and_the_length_are_told() -> None:
     assert cut("x" * 1000) == f"{'x' * 80}... (1,000 characters)"
 
 
+def test_a_number_that_python_does_not_show_is_one_of_many_digits(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"  # only as hexadecimal does TOML take such a one
+    file.write_text(f'prompt = "x"\nwidth = 0x{"f" * 6000}\nheight = 64\n')
+    assert "width" in (told := refusal(partial(presets.load_request, file, id="x")))
+    assert "got (a number of thousands of digits)x64" in told
+
+
 def test_only_long_arguments_are_cut_out_of_a_sentence() -> None:
     path, long = "/a" * 60, "z" * 300
     told = brief(f"{path} and {long}", ["--file", path, f"--only=a,{long}"])
