@@ -14,8 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from app import ltx_prompt
 from runtime.ltx.config import LTXConfig
 from runtime.ltx.folders import AUDIO_VAE, UPSAMPLER, VIDEO_VAE, VOCODER, Component
 from runtime.ltx.published import TINY_CONFIG, connectors, metadata_of
@@ -117,3 +119,16 @@ def plan_of(place: Path, license: str | None = "LTX-2.x Community License") -> P
         video_vae_dtype="fp32",
         threads=1,
     )
+
+
+def counted_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules of the children that ltx_prompt starts from now on; they answer as they do."""
+    started: list[str] = []
+    run = ltx_prompt.run_child
+
+    def counted(module: str, **options: Any) -> str:
+        started.append(module)
+        return run(module, **options)
+
+    monkeypatch.setattr(ltx_prompt, "run_child", counted)
+    return started

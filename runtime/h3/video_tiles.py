@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.h3.sizes import num_frames
+from runtime.h3.sizes import FRAMES_PER_CLIP, FRAMES_PER_LATENT, LATENTS_PER_CLIP, num_frames
 
 TILE_SIZE = 256  # pixels; a constant of the model: another size gives other pictures
 TILE_OVERLAP = 64  # pixels, the least two neighbours share
 PIXELS_PER_TOKEN = 16
-FRAMES_PER_TOKEN = 4
-CLIP_FRAMES = 17
-CLIP_TOKENS = 5  # ceil(17 / 4)
+# A token of the decoder is a latent.
+FRAMES_PER_TOKEN, CLIP_FRAMES, CLIP_TOKENS = FRAMES_PER_LATENT, FRAMES_PER_CLIP, LATENTS_PER_CLIP
 DROPPED_TOKENS = 3  # the encoder's last latents, which saw only padding
 OVERLAP_TOKENS = 2  # a decoder chunk sees the first two latents of the next one
 OVERLAP_FRAMES = 5  # 2 * 4 - 3, the frames two chunks share (not 9: contract 6.7)

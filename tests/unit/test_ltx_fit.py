@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app import doctor, ltx_fit, ltx_prompt, preflight, presets
+from app import doctor, ltx_fit, preflight, presets
 from app.children import ROOT, ChildFailed, run_child
 from app.console import Console
 from launch import main
@@ -25,7 +25,7 @@ from runtime.ltx.folders import UPSAMPLER
 from runtime.ltx.tiny_components import ComponentFolders
 from runtime.messages import LTXRequest, Plan
 from tests.consoles import client, ltx_console
-from tests.ltx_plans import plan_of, zeros
+from tests.ltx_plans import counted_children, plan_of, zeros
 
 REQUEST = LTXRequest(id="x", prompt="x", width=64, height=64, frames=9)
 SMALL = {"family": "ltx", "prompt": "x", "width": 64, "height": 64, "frames": 9}
@@ -292,14 +292,7 @@ def test_a_damaged_tokenizer_is_refused_whatever_the_prompt(
 
 
 def test_a_sound_tokenizer_costs_one_process(ltx: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
-    run = ltx_prompt.run_child
-
-    def counted(module: str, **options: Any) -> str:
-        started.append(module)
-        return run(module, **options)
-
-    monkeypatch.setattr(ltx_prompt, "run_child", counted)
+    started = counted_children(monkeypatch)
     for _ in range(2):
         preflight.check_loadable(ltx)
     assert started == ["runtime.ltx.measure"]

@@ -22,7 +22,7 @@ from runtime.checkpoints.header import RANDOM_WEIGHTS
 from runtime.ltx.tiny_components import ComponentFolders
 from runtime.messages import LTXRequest, Plan
 from tests.consoles import client, ltx_console
-from tests.ltx_plans import plan_of
+from tests.ltx_plans import counted_children, plan_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"family": "ltx", "width": 64, "height": 64, "frames": 9}
@@ -44,15 +44,7 @@ def ltx(tmp_path: Path, ltx_components: ComponentFolders) -> Plan:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modules of the children that are started."""
-    started: list[str] = []
-    run = ltx_prompt.run_child
-
-    def counted(module: str, **options: Any) -> str:
-        started.append(module)
-        return run(module, **options)
-
-    monkeypatch.setattr(ltx_prompt, "run_child", counted)
-    return started
+    return counted_children(monkeypatch)
 
 
 def test_a_prompt_is_counted_as_the_tower_counts_it(ltx: Plan) -> None:
