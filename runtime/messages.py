@@ -29,6 +29,8 @@ KJ_MODES = (
 )
 
 FP8_BACKENDS = ("fp8_rowwise", "fp8_tensorwise")  # linears with dynamically scaled activations
+DENSE = ("dense", "quack", *FP8_BACKENDS)  # backends of unquantised linears
+BF16_BACKENDS = ("quack", *FP8_BACKENDS)  # those whose products are bf16 on a GPU
 
 STEP_CACHES = ("off", "easy_cache", "h3_cache", "spectrum")
 
@@ -263,7 +265,7 @@ class Plan:
     sol_sinks: str = "conditioning"  # rows of text and references are always exact | none
     memory: str = "plain"  # low: activations given back sooner, heads and MLP rows in groups
     # names of runtime/kernels/linear backends, one per stored format; dense: of unquantised linears
-    dense: str = "dense"  # or fp8_rowwise, fp8_tensorwise: the blocks' linears rounded to FP8
+    dense: str = "dense"  # or, of the blocks: quack (the same bits), fp8_rowwise, fp8_tensorwise
     nvfp4: str = "nvfp4_dequant"
     fp8: str = "fp8_dequant"
     int8: str = "int8_convrot"
@@ -325,7 +327,7 @@ class Plan:
         allowed = {
             "device": ("cuda", "cpu"),
             "dtype": ("bf16", "fp32"),
-            "dense": ("dense", *FP8_BACKENDS),
+            "dense": DENSE,
             "amax": ("shared", "local"),
             "overlap": ("off", "qkv"),
             "gather": ("heads", "packed_nvfp4"),
@@ -358,7 +360,7 @@ class Plan:
                 raise ValueError(f"plan field {field} must be a whole number, got {quoted(got)}")
         self._check_family()
         self._check_layout()
-        narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in FP8_BACKENDS]
+        narrow = [name for name in (self.dense, self.nvfp4, self.fp8) if name in BF16_BACKENDS]
         if narrow and self.device == "cuda" and self.dtype != "bf16":
             raise ValueError(
                 f"plan field dtype must be bf16 for {narrow[0]} on a GPU, got {self.dtype!r}"

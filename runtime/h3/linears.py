@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
 from runtime.h3.model import Block, H3Model
@@ -15,6 +15,7 @@ from runtime.kernels.elementwise import Elementwise
 from runtime.kernels.elementwise.fp8_rows import FP8Rows
 from runtime.kernels.elementwise.triton import Triton
 from runtime.kernels.linear import linear_backend, linear_builder
+from runtime.kernels.linear.quack import QuackLinear
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 
@@ -110,6 +111,26 @@ def hand_over_rows(model: H3Model, ops: Elementwise) -> None:
             block.ops = block.mlp.ops = fused
 
 
+def fuse_swiglu(model: H3Model, ops: Elementwise) -> None:
+    """SwiGLU goes into the product before it where that is QuACK's, with the roundings of Triton's
+    step: the same bits (tests/gpu/test_quack.py), without a round trip of [S, 2 F] through memory.
+    """
+    if not isinstance(ops, Triton):
+        return
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        if isinstance(block.mlp.fc1, QuackLinear):
+            block.mlp.fc1.gated = True
+            block.mlp.ops = cast(Elementwise, _Done())
+
+
+class _Done:
+    """Of an MLP's steps, which are one, what is left after its first linear has made it."""
+
+    def swiglu(self, h_SF: Tensor) -> Tensor:
+        return h_SF
+
+
 def routes(
     model: nn.Module, layers: Mapping[str, LayerQuant], plan: Plan, device: torch.device
 ) -> dict[str, str]:
@@ -121,4 +142,6 @@ def routes(
     told = {f"linear {name}": linear_backend(name).route(device) for name in names}
     if any(isinstance(getattr(block, "ops", None), FP8Rows) for block in model.modules()):
         told["fp8 rows"] = "quantised in the kernels of the norms and of SwiGLU"
+    if any(isinstance(module, QuackLinear) and module.gated for module in model.modules()):
+        told["swiglu"] = "in the kernel of the product before it"
     return told

@@ -17,7 +17,7 @@ from runtime.h3.config import H3Config
 from runtime.h3.gathered import gathers, own_heads
 from runtime.h3.graphed import graphed
 from runtime.h3.linears import choose as choose_linears
-from runtime.h3.linears import hand_over_rows
+from runtime.h3.linears import fuse_swiglu, hand_over_rows
 from runtime.h3.model import FP32_ISLANDS, H3Model
 from runtime.h3.offload import lender, offloaded_names
 from runtime.h3.overlap import in_turns, overlaps
@@ -134,6 +134,7 @@ def load_denoiser(
         model.lend = lender(model, later, read)
     if plan.memory == "plain":  # low cuts rows up between the steps and the linears
         hand_over_rows(model, ops)
+    fuse_swiglu(model, ops)
     if checkpoint.quantised and plan.island_rounding == "comfy":
         _round_islands(model, compute)
     if meter is not None:

@@ -18,11 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
+from runtime.kernels.elementwise import load
 from runtime.kernels.linear import linear_backend
 from runtime.kernels.linear.dense import widened
 from runtime.kernels.linear.dequant import dequantise
 from runtime.kernels.linear.fp8_dynamic import FP8DynamicLinear, quantise_rows, quantise_tensor
 from runtime.kernels.linear.nvfp4_native import activation_scale, quantise
+from runtime.kernels.linear.quack import QuackLinear
 from runtime.machine import driver
 
 LAYERS = {
@@ -49,11 +51,11 @@ def main() -> None:
             x = torch.randn(args.rows, width, device=device).to(torch.bfloat16)
             weight = (torch.randn(features, width, device=device) * 0.02).to(torch.bfloat16)
             found[name] = {}
-            for what, call in calls(x, weight).items():
+            for what, call in calls(x, weight, fused=name == "fc1").items():
                 found[name][what] = times(call, args.calls)
                 median, least, most = found[name][what]
                 print(f"{name:4s} {what:34s} {median:8.3f} ms  ({least:.3f} to {most:.3f})")
-    layer = {what: sum(found[name][what][0] for name in LAYERS) for what in found["qkv"]}
+    layer = {what: sum(of[what][0] for of in found.values()) for what in found["qkv"]}
     for what, total in layer.items():
         print(f"sum  {what:34s} {total:8.3f} ms a layer, {50 * total / 1000:.3f} s of 50")
     versions = {
@@ -75,8 +77,8 @@ def main() -> None:
     )
 
 
-def calls(x: Tensor, weight: Tensor) -> Calls:
-    """What is timed, by name; whole linears, and their parts."""
+def calls(x: Tensor, weight: Tensor, *, fused: bool) -> Calls:
+    """What is timed, by name; whole linears, and their parts. fused: SwiGLU as well."""
     packed = layer(weight)
     made: Calls = {"dense": partial(F.linear, x, weight)}
     for name, eager in EAGER.items():
@@ -86,6 +88,15 @@ def calls(x: Tensor, weight: Tensor) -> Calls:
         made[f"{name} product"] = partial(module.multiply, module.quantise(x), torch.bfloat16)
         made[f"{name} quantise, Triton"] = partial(module.quantise, x)
         made[f"{name} quantise, torch"] = partial(eager, x)
+    if not linear_backend("quack").reason(x.device):
+        product, gated = (linear_backend("quack").build(packed) for _ in range(2))
+        made["quack"] = partial(product, x)
+        if fused:
+            swiglu = load("triton", x.device).swiglu
+            assert isinstance(gated, QuackLinear)
+            gated.gated = True
+            made["dense, SwiGLU of triton"] = lambda: swiglu(F.linear(x, weight))
+            made["quack with SwiGLU"] = partial(gated, x)
     four = nvfp4(weight)
     at_use = linear_backend("nvfp4_dequant").build(four)
     kept = widened(four, torch.bfloat16)

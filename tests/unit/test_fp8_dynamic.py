@@ -189,7 +189,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_plan_with_another_name_or_fp32_on_a_gpu_is_refused() -> None:
-    with pytest.raises(ValueError, match="dense must be one of dense, fp8_rowwise, fp8_tensorwise"):
+    with pytest.raises(ValueError, match="dense must be one of dense, quack, fp8_rowwise, fp8_"):
         demo_plan(dense="fp8")
     with pytest.raises(ValueError, match="weights must be one of packed, cached, got 'wide'"):
         demo_plan(weights="wide")

@@ -20,6 +20,7 @@ __all__ = ["BACKENDS", "LinearBackend", "linear_backend", "linear_builder"]
 
 BACKENDS = (
     "dense",
+    "quack",
     "fp8_rowwise",
     "fp8_tensorwise",
     "nvfp4_dequant",

@@ -68,6 +68,7 @@ plan exact
 plan exact_flash attention=sdpa
 plan eager elementwise=eager
 plan fa4 attention=fa4
+plan quack attention=fa4 dense=quack
 plan sage2 attention=sage2
 plan fp8_rowwise_fa4 attention=fa4 dense=fp8_rowwise
 plan fp8_tensorwise_fa4 attention=fa4 dense=fp8_tensorwise
@@ -100,6 +101,7 @@ declare -A run=(
   [peer]='bench peer 170 --plan $P/exact.toml --peer diffusers "${bf16[@]}" --runs 3'
   [peer_native]='bench peer_native 150 --plan $P/exact_flash.toml --peer diffusers --peer-attention native "${bf16[@]}" --no-decode --runs 2'
   [fa4]='bench fa4 120 --plan $P/exact.toml --against $P/fa4.toml "${bf16[@]}" --no-decode'
+  [quack]='bench quack 120 --plan $P/fa4.toml --against $P/quack.toml "${bf16[@]}" --no-decode'
   [sage2]='bench sage2 120 --plan $P/exact.toml --against $P/sage2.toml "${bf16[@]}" --no-decode'
   [fp8_rowwise]='bench fp8_rowwise 120 --plan $P/exact.toml --against $P/fp8_rowwise_fa4.toml "${bf16[@]}" --no-decode'
   [fp8_tensorwise]='bench fp8_tensorwise 120 --plan $P/fp8_rowwise_fa4.toml --against $P/fp8_tensorwise_fa4.toml "${bf16[@]}" --no-decode'
@@ -122,7 +124,7 @@ declare -A run=(
   [profile_peer]='bench profile_peer 170 --plan $P/exact.toml --peer diffusers "${bf16[@]}" --no-decode --runs 1 --profile'
   [profile_fp8]='bench profile_fp8 120 --plan $P/fp8_rowwise_fa4.toml "${bf16[@]}" --no-decode --runs 1 --profile'
 )
-order=(peer fa4 fp8_rowwise fp8_tensorwise nvfp4 nvfp4_memory full vae vae_fp32 profile profile_fp8 repeat graphs
+order=(peer fa4 quack fp8_rowwise fp8_tensorwise nvfp4 nvfp4_memory full vae vae_fp32 profile profile_fp8 repeat graphs
   elementwise sage2 fp8_sage2 low peer_native ck_int8 sol exact profile_peer ltx
   ltx_parts)
 for name in "${@:-${order[@]}}"; do

@@ -1,0 +1,167 @@
+"""The quack backend on a CPU: what it refuses, and that the model hands it what it takes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
+from runtime.checkpoints.demo import random_checkpoint
+from runtime.h3 import linears
+from runtime.h3.load import load_denoiser
+from runtime.h3.model import Block, H3Model
+from runtime.kernels.elementwise.eager import Eager
+from runtime.kernels.linear import linear_backend, linear_builder, quack
+from runtime.kernels.linear.quack import WIDTHS, WIDTHS_OF_PAIRS, QuackLinear, width
+from runtime.kernels.unavailable import Unavailable
+from tests.denoiser_parts import demo_plan
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BF16 = torch.bfloat16
+
+
+def packed(rows: int, columns: int, **more: Tensor) -> PackedWeight:
+    return PackedWeight(
+        layer="blocks.0.mlp.fc1",
+        quant=LayerQuant(format=UNQUANTISED),
+        shape=(rows, columns),
+        tensors={"weight": torch.randn(rows, columns).to(BF16), **more},
+    )
+
+
+class Step(Eager):
+    """Stands for Triton's steps, whose roundings are eager's."""
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels in torch, and no gate."""
+    kernels = SimpleNamespace(
+        product=F.linear, swiglu=lambda x, weight: Eager().swiglu(F.linear(x, weight))
+    )
+    monkeypatch.setitem(sys.modules, "runtime.kernels.linear.quack_kernels", kernels)
+    ungated = quack.BACKEND.__class__(
+        name="quack",
+        formats=(UNQUANTISED,),
+        build=QuackLinear,
+        reason=lambda device: "",
+        route=lambda device: "torch",
+    )
+    monkeypatch.setattr(quack, "BACKEND", ungated)
+    monkeypatch.setattr(linears, "Triton", Step)
+    monkeypatch.setattr("runtime.h3.load.load_elementwise", lambda name, device: Step())
+    monkeypatch.setattr("runtime.h3.load.hand_over_rows", lambda model, ops: None)  # FP8's
+
+
+def test_it_says_why_it_cannot_run() -> None:
+    reason = linear_backend("quack").reason
+    assert reason(CPU) == ("it needs a CUDA GPU of compute capability 9.0 (Hopper), got cpu")
+
+
+@pytest.mark.parametrize("got", [(8, 9), (10, 0), (12, 0)])
+def test_other_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, got: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: got)
+    reason = linear_backend("quack").reason(CUDA)
+    assert reason.endswith(f"compute capability 9.0 (Hopper), this GPU has {got[0]}.{got[1]}")
+
+
+def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    reason = linear_backend("quack").reason(CUDA)
+    assert reason == 'quack-kernels is not installed; pip install -e ".[quack]"'
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.5")
+    monkeypatch.setitem(sys.modules, "runtime.kernels.linear.quack_kernels", None)
+    reason = linear_backend("quack").reason(CUDA)
+    assert reason.startswith("quack-kernels 0.6.5 cannot be imported (ModuleNotFoundError: ")
+
+
+def test_a_plan_on_a_cpu_is_refused_before_anything_is_read() -> None:
+    checkpoint = random_checkpoint("dit", size="tiny", format="pruned_bf16")
+    with pytest.raises(Unavailable, match=r"quack.*needs a CUDA GPU .* got cpu"):
+        load_denoiser(checkpoint, demo_plan(dtype="bf16", dense="quack"), CPU)
+
+
+def test_a_plan_in_fp32_is_refused() -> None:
+    with pytest.raises(ValueError, match="dtype must be bf16 for quack on a GPU, got 'fp32'"):
+        demo_plan(dense="quack", dtype="fp32", device="cuda")
+
+
+def test_quantised_layers_are_not_its() -> None:
+    layers = {"blocks.0.mlp.fc1": LayerQuant(format="nvfp4")}
+    with pytest.raises(Unavailable, match=r"blocks\.0\.mlp\.fc1 is nvfp4, and it runs"):
+        linear_builder({"nvfp4": "quack"}, layers, CPU)
+
+
+def test_a_bias_is_refused() -> None:
+    with pytest.raises(Unavailable, match=r"fc1 has a bias, which it does not add"):
+        QuackLinear(packed(16, 16, bias=torch.zeros(16)))
+
+
+@pytest.mark.parametrize("shape", [(20, 16), (16, 12)])
+def test_odd_sizes_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(Unavailable, match=f"is {shape[0]}x{shape[1]}, and both must be multiples"):
+        QuackLinear(packed(*shape))
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "widths", "want"),
+    [
+        (10047, 21504, WIDTHS, 192),  # 34 rounds of 192 are 6528, 32 of 208 are 6656
+        (10047, 5376, WIDTHS, 208),  # 9 of 192 are 1728, 8 of 208 are 1664
+        (20094, 5376, WIDTHS, 192),
+        (10047, 28672, WIDTHS, 208),
+        (10047, 28672, WIDTHS_OF_PAIRS, 192),
+        (1, 192, WIDTHS, 192),
+    ],
+)
+def test_the_width_of_a_tile(rows: int, features: int, widths: tuple[int, ...], want: int) -> None:
+    assert width(rows, features, 132, widths) == want
+
+
+@pytest.mark.parametrize("memory", ["plain", "low"])
+@pytest.mark.parametrize("form", ["pruned_bf16", "pruned_nvfp4"])
+def test_the_model_keeps_its_bits(on_cpu: None, memory: str, form: str) -> None:
+    """Every unquantised linear of the blocks, fc1 with SwiGLU, of a plan with it."""
+    checkpoint = random_checkpoint("dit", size="tiny", format=form)
+    plain, ours = (
+        load_denoiser(checkpoint, demo_plan(dtype="bf16", dense=name, memory=memory), CPU)[0]
+        for name in ("dense", "quack")
+    )
+    found = {name for name, module in ours.named_modules() if isinstance(module, QuackLinear)}
+    assert found == linears.narrow_layers(plain) - checkpoint.layers.keys()
+    x = torch.randn(77, plain.cfg.hidden).to(BF16)
+    assert torch.equal(block(ours, x), block(plain, x))
+    gated = isinstance(ours.blocks[0].mlp.fc1, QuackLinear)  # type: ignore[union-attr]
+    told = linears.routes(ours, checkpoint.layers, demo_plan(dtype="bf16", dense="quack"), CPU)
+    assert gated == ("swiglu" in told)
+    assert "swiglu" not in linears.routes(plain, checkpoint.layers, demo_plan(dtype="bf16"), CPU)
+
+
+def test_eager_steps_keep_their_swiglu(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.h3.load.load_elementwise", lambda name, device: Eager())
+    checkpoint = random_checkpoint("dit", size="tiny", format="pruned_bf16")
+    model, _ = load_denoiser(checkpoint, demo_plan(dtype="bf16", dense="quack"), CPU)
+    first = model.blocks[0]
+    assert isinstance(first, Block) and isinstance(first.mlp.fc1, QuackLinear)
+    assert not first.mlp.fc1.gated and isinstance(first.mlp.ops, Eager)
+
+
+def block(model: H3Model, x_SD: Tensor) -> Tensor:
+    width = model.cfg.hidden
+    torch.manual_seed(3)
+    tables = [torch.randn(12, width) * 0.3 for _ in range(6)]
+    rope = torch.eye(2).expand(1, len(x_SD), 1, 48, 2, 2).to(BF16).contiguous()
+    with torch.inference_mode():
+        done: Tensor = model.blocks[0](x_SD.clone(), tables, ((0, 30, 1), (30, 77, 4)), rope)
+    return done
