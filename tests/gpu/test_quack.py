@@ -13,8 +13,9 @@ from runtime.kernels.elementwise import load
 from runtime.kernels.elementwise.base import Span
 from runtime.kernels.linear import linear_backend
 from runtime.kernels.linear.quack import CAPABILITY, QuackLinear, reference
-from tests.denoiser_parts import demo_plan
+from tests.denoiser_parts import conditioning, demo_plan
 from tests.gpu.linear_times import LAYERS
+from tests.gpu.test_graphs import tiny, velocity
 
 pytestmark = [
     pytest.mark.gpu,
@@ -106,3 +107,10 @@ def test_a_block_computes_the_same_with_and_without() -> None:
     dense, _ = load_denoiser(checkpoint, demo_plan(device="cuda", dtype="bf16"), CUDA)
     block = dense.blocks[0]
     assert (fused.float() - result().float()).norm() <= 2**-8 * fused.float().norm()
+
+
+def test_a_graph_replays_its_bits() -> None:
+    plain, model = (tiny(on, dense="quack", elementwise="triton") for on in (False, True))
+    for sigma in (0.9, 0.6, 0.3):
+        given = conditioning()
+        assert torch.equal(velocity(model, given, sigma), velocity(plain, given, sigma))
