@@ -13,7 +13,10 @@ from app.children import run_child
 from runtime.media.files import write_json_atomic
 
 SECONDS = 240.0  # torch's first import on a cold disk, then a trial of every backend per device
-_PACKAGES = ("torch", "comfy-kitchen", "sageattention", "triton")
+PACKAGES = (
+    *("torch", "comfy-kitchen", "sageattention", "triton", "sageattn3", "flash-attn-4"),
+    *("flashinfer-python", "sol-attn", "quack-kernels", "nvidia-cutlass-dsl"),
+)
 _NAME = "backends.json"
 _USED = {"attention": ("attention", "vae_attention"), "elementwise": ("elementwise",)}
 
@@ -95,7 +98,7 @@ def unavailable(found: dict[str, Any] | None, plan: dict[str, Any]) -> tuple[str
 
 def _key(machine: str) -> str:
     """What a probe is good for: it changes with the GPUs, the driver and the packages."""
-    return "; ".join([machine, *(f"{name} {_version(name)}" for name in _PACKAGES)])
+    return "; ".join([machine, *(f"{name} {_version(name)}" for name in PACKAGES)])
 
 
 def _version(package: str) -> str:

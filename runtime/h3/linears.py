@@ -88,11 +88,12 @@ def named(plan: Plan) -> Mapping[str, str]:
 
 def narrow_layers(model: nn.Module) -> frozenset[str]:
     """The layers that a backend may round to FP8."""
-    return frozenset(
-        name
-        for name, _ in model.named_modules()
-        if name.startswith("blocks.") and name.split(".", 2)[-1] in NARROW
-    )
+    return frozenset(name for name, _ in model.named_modules() if is_narrow(name))
+
+
+def is_narrow(layer: str) -> bool:
+    """Is it one of them, by its name?"""
+    return layer.startswith("blocks.") and layer.split(".", 2)[-1] in NARROW
 
 
 def hand_over_rows(model: H3Model, ops: Elementwise) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoints.base import UNQUANTISED
 from runtime.messages import Plan
 
 PRESETS = Path(__file__).parents[2] / "presets"
@@ -16,7 +17,7 @@ EXACT = "exact"
 # plan field -> the stored format whose layers it runs; "" where it is used whatever the file holds
 BACKEND_FIELDS = {
     "attention": "",
-    "dense": "",
+    "dense": UNQUANTISED,
     "nvfp4": "nvfp4",
     "fp8": "float8_e4m3fn",
     "int8": "int8_tensorwise",

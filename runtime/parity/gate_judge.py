@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
+from runtime.checkpoints.base import UNQUANTISED, Checkpoint
 from runtime.h3.denoise import Latents
+from runtime.h3.linears import is_narrow
 from runtime.kernels.unavailable import Unavailable
 from runtime.messages import Plan
 from runtime.parity.gate_cases import Case
@@ -82,15 +84,22 @@ class Verdict:
         return max(range(len(self.steps)), key=lambda k: share(self.steps[k]))
 
 
+def stored_formats(checkpoint: Checkpoint) -> frozenset[str]:
+    """Of the layers whose backend a plan names; with UNQUANTISED where a block has such layers."""
+    quantised = checkpoint.layers
+    found = {quant.format for quant in quantised.values() if not quant.full_precision}
+    weights = (n.removesuffix(".weight") for n in checkpoint.names() if n.endswith(".weight"))
+    if any(is_narrow(layer) and layer not in quantised for layer in weights):
+        found.add(UNQUANTISED)
+    return frozenset(found)
+
+
 def judge(p: Plan, q: Plan, case: Case, references: References, block_step: int = -1) -> Verdict:
     """Q runs and is let go, then the yardstick, then P; block_step: whose blocks are compared.
 
     Unavailable when Q cannot run here: without a reference there is no verdict.
     """
-    formats = frozenset(
-        quant.format for quant in case.open().layers.values() if not quant.full_precision
-    )
-    names = differing(p, q, formats)
+    names = differing(p, q, stored_formats(case.open()))
     changed = tuple(f"{n} {getattr(p, n)} against {getattr(q, n)}" for n in names)
     if not names and p != q and _settings(p) != _settings(q):
         return Verdict(

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from runtime.caches import CACHES
-from runtime.checkpoints.base import UNQUANTISED
 from runtime.h3.load import DTYPES
 from runtime.kernels.attention import BACKENDS as ATTENTION
 from runtime.kernels.attention import load_attention
@@ -117,7 +116,7 @@ def lossy() -> Iterator[tuple[str, str]]:
 def by_field() -> dict[str, Sequence[str]]:
     """Backends that a plan field may name."""
     found: dict[str, Sequence[str]] = {"attention": ATTENTION, "cache": CACHES}
-    for field, stored in {**BACKEND_FIELDS, "dense": UNQUANTISED}.items():
+    for field, stored in BACKEND_FIELDS.items():
         if stored:
             found[field] = [name for name in LINEAR if stored in linear_backend(name).formats]
     return {**found, "elementwise": ELEMENTWISE}

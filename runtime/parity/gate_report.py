@@ -90,11 +90,13 @@ def fields_of(p: Plan, q: Plan) -> list[str]:
 
 
 def _evaluated(named: list[str], verdicts: Sequence[Verdict]) -> list[str]:
-    """Those that some case's checkpoint uses, else all: the others' verdict says nothing of them.
+    """Those that some evaluated case's checkpoint uses, else some case's, else all: the others'
+    verdict says nothing of them.
 
     A baseline has the exact backend of every stored format, whatever the file holds.
     """
-    changed = {name.split()[0] for verdict in verdicts for name in verdict.changed}
+    told = [verdict for verdict in verdicts if verdict.steps] or verdicts
+    changed = {name.split()[0] for verdict in told for name in verdict.changed}
     used = {OPTIONS.get(name, name) for name in changed}
     return [name for name in named if name in used] if used else named
 

@@ -2,8 +2,8 @@
 
 A golden fixes what decided its numbers: the compute dtype, the format of its checkpoint and whether
 activations are quantised. It leaves open how the same arithmetic is carried out: attention, norm
-and rotation, device. Where plan and golden contradict each other the case is unsupported: another
-backend than the plan's would say nothing about the plan.
+and rotation, unquantised products, device. Where plan and golden contradict each other the case is
+unsupported: another backend than the plan's would say nothing about the plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from runtime.checkpoints import open_checkpoint
 from runtime.checkpoints.base import Checkpoint
 from runtime.layouts import SINGLE
-from runtime.messages import ModelFiles, Plan
+from runtime.messages import FP8_BACKENDS, ModelFiles, Plan
 from runtime.parity.golden import Golden
 from runtime.parity.metrics import Unsupported
 from runtime.parity.setup import Setup
@@ -50,7 +50,7 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
         raise Unsupported(
             f"the golden was captured in {own.dtype} and plan {plan.name} computes in {plan.dtype}"
         )
-    if plan.dense != own.dense:
+    if plan.dense in FP8_BACKENDS:
         raise Unsupported(
             f"the golden's unquantised layers were captured as {own.dense} computes and plan "
             f"{plan.name} names {plan.dense}"
@@ -70,6 +70,7 @@ def plan_of(golden: Golden, checkpoint: Checkpoint, setup: Setup) -> Plan:
     return replace(
         own,
         name=plan.name,
+        dense=plan.dense,
         layout=plan.layout,
         amax=plan.amax,
         overlap=plan.overlap,
@@ -118,6 +119,8 @@ def settings_of(golden: Golden, checkpoints: Path, setup: Setup) -> list[Setting
             _setting("elementwise", plan.elementwise, by),
             *(_setting(field, getattr(plan, field), "golden") for field in _fields(checkpoint)),
         ]
+        if plan.dense != "dense":
+            found.append(_setting("dense", plan.dense, "plan"))
         if checkpoint.quantised:
             found.append(_setting("island_rounding", plan.island_rounding, by))
         dtype = _vae_dtype(golden.header["vae_dtype"]["video"])

@@ -25,7 +25,7 @@ GOLDENS = ROOT / "tests" / "goldens"
 FOLDER = ROOT / "runs" / "selftest"
 PACKAGES = (
     *("torch", "triton", "comfy-kitchen", "sageattention", "sageattn3", "flash-attn-4"),
-    *("flashinfer-python", "sol-attn"),
+    *("flashinfer-python", "sol-attn", "quack-kernels", "nvidia-cutlass-dsl"),
 )
 FAILED = 1
 _WORDS = {"pass": "ok", "fail": "FAIL", "unavailable": "-"}

@@ -55,6 +55,16 @@ def golden(case: str) -> Path:
             "captured with the video VAE in fp16 and plan cpu runs it in fp32",
         ),
         ("unit_pruned_fp32", {"attention": "sdpa_cudnn"}, "backend 'sdpa_cudnn' cannot run here"),
+        (
+            "unit_pruned_bf16",
+            {"dtype": "bf16", "dense": "quack"},
+            "backend 'quack' cannot run here: it needs a CUDA GPU",
+        ),
+        (
+            "unit_pruned_bf16",
+            {"dtype": "bf16", "dense": "fp8_rowwise"},
+            "captured as dense computes and plan cpu names fp8_rowwise",
+        ),
         ("vae_decode_tlat1_32x48", {"vae_attention": "sage2"}, "backend 'sage2' cannot run here"),
         ("unit_pruned_fp32", {"elementwise": "kitchen"}, "cannot run here"),
     ],

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import runtime.kernels.attention as attention
 from runtime.checkpoints import open_checkpoint
+from runtime.checkpoints.demo import random_checkpoint
 from runtime.h3.denoise import layout_of
 from runtime.kernels.attention import Attend, AttentionBackend, AttentionOptions, sdpa
 from runtime.kernels.unavailable import Unavailable
@@ -168,6 +169,19 @@ def test_a_reference_that_cannot_run_here_is_an_error(case: Case) -> None:
 def test_a_field_that_the_checkpoint_does_not_use_is_not_called_passed(case: Case) -> None:
     verdict = judge(plan(nvfp4="nvfp4_native"), plan(), case)
     assert verdict.status == "not exercised"
+
+
+def test_a_backend_of_unquantised_layers_passes_by_no_checkpoint_without_them(case: Case) -> None:
+    """quack cannot run here; an INT8 file, whose blocks have none, is computed all the same."""
+    int8 = partial(random_checkpoint, "dit", size="tiny", format="pruned_int8")
+    without = random_case(SMALL, 7, int8, OWN)
+    p, q = plan(dense="quack", dtype="bf16"), plan(dtype="bf16")
+    verdicts = [judge(p, q, without), judge(p, q, case)]
+    assert [one.status for one in verdicts] == ["not exercised", "unavailable"]
+    assert document(p, q, verdicts, "")["backends"] == ["quack"]
+    verdicts = [judge(p, plan(), without), judge(p, plan(), case)]  # another dtype as well
+    assert [one.status for one in verdicts] == ["passed", "unavailable"]
+    assert document(p, plan(), verdicts, "")["backends"] == []
 
 
 @pytest.mark.parametrize(

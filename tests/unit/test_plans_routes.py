@@ -21,9 +21,13 @@ from app.errors import Refused
 from app.machine import Gpu, Machine
 from app.routes import jobs, plans
 from runtime.kernels.attention import BACKENDS as ATTENTION
+from runtime.kernels.attention import attention_backend
 from runtime.kernels.elementwise import BACKENDS as ELEMENTWISE
+from runtime.kernels.elementwise import elementwise_backend
 from runtime.kernels.linear import BACKENDS as LINEAR
+from runtime.kernels.linear import linear_backend
 from runtime.messages import Plan
+from runtime.selftest import command
 from tests import fakes
 
 PLAN = replace(presets.load_plan(presets.find("plans", "cpu")), family="fake")
@@ -259,6 +263,16 @@ def test_a_probe_of_another_machine_does_not_count(console: Console) -> None:
     probe = backends.Probe(console.root, console.hub)
     assert probe.stored(console.planning.machine().name) is not None
     assert probe.stored("another machine") is None
+
+
+def test_the_package_of_every_backend_makes_an_older_probe_count_no_more() -> None:
+    """And the file of a selftest has its version."""
+    found = {
+        *(attention_backend(name).package for name in ATTENTION),
+        *(linear_backend(name).package for name in LINEAR),
+        *(elementwise_backend(name).package for name in ELEMENTWISE),
+    }
+    assert found <= set(backends.PACKAGES) and found <= set(command.PACKAGES)
 
 
 def test_a_backend_that_the_probe_refuses_is_a_reason_to_stop(console: Console) -> None:
