@@ -20,7 +20,10 @@ from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.linear import linear_backend, linear_builder, quack
 from runtime.kernels.linear.quack import WIDTHS, WIDTHS_OF_PAIRS, QuackLinear, width
 from runtime.kernels.unavailable import Unavailable
+from runtime.parallel.mesh import Mesh
 from tests.denoiser_parts import demo_plan
+from tests.rank_processes import on_ranks
+from tests.wide_denoiser import Case, model_of, sampled
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16 = torch.bfloat16
@@ -42,6 +45,10 @@ class Step(Eager):
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels in torch, and no gate."""
+    stand_in(monkeypatch)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(
         product=F.linear, swiglu=lambda x, weight: Eager().swiglu(F.linear(x, weight))
     )
@@ -165,3 +172,32 @@ def block(model: H3Model, x_SD: Tensor) -> Tensor:
     with torch.inference_mode():
         done: Tensor = model.blocks[0](x_SD.clone(), tables, ((0, 30, 1), (30, 77, 4)), rope)
     return done
+
+
+RANKS: dict[str, dict[str, object]] = {
+    "TP2": {},
+    "TP2xU2": {"overlap": "qkv"},
+    "U2": {"memory": "low"},
+}
+
+
+def on_rank(mesh: Mesh, fields: dict[str, object]) -> list[dict[str, Tensor]]:
+    """Velocities of a rank with dense and with quack, which has all that a rank multiplies."""
+    stand_in(pytest.MonkeyPatch())  # of a process that ends after it
+    found = []
+    for name in ("dense", "quack"):
+        case = Case(fields={"dtype": "bf16", "dense": name, **fields})
+        model = model_of(case, mesh)
+        count = sum(isinstance(module, QuackLinear) for module in model.modules())
+        messages = 2 if "overlap" in fields else 1
+        assert count == (model.cfg.num_layers * (3 + messages) if name == "quack" else 0)
+        found.append(sampled(model, case))
+    return found
+
+
+@pytest.mark.parametrize("layout", RANKS)
+def test_ranks_keep_their_bits(layout: str) -> None:
+    """Cut weights, a QKV in turns and groups of rows, SwiGLU in the kernel of each rank's fc1."""
+    for plain, ours in on_ranks(on_rank, layout, {"layout": layout, **RANKS[layout]}):
+        assert plain.keys() == ours.keys() and plain
+        assert all(torch.equal(plain[name], ours[name]) for name in plain)
