@@ -29,8 +29,8 @@ KJ_MODES = (
 )
 
 FP8_BACKENDS = ("fp8_rowwise", "fp8_tensorwise")  # linears with dynamically scaled activations
-DENSE = ("dense", "quack", *FP8_BACKENDS)  # backends of unquantised linears
-BF16_BACKENDS = ("quack", *FP8_BACKENDS)  # those whose products are bf16 on a GPU
+BF16_BACKENDS = ("quack", *FP8_BACKENDS)  # linears whose products are bf16 on a GPU
+DENSE = ("dense", *BF16_BACKENDS)  # backends of unquantised linears
 
 STEP_CACHES = ("off", "easy_cache", "h3_cache", "spectrum")
 

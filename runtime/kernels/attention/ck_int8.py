@@ -10,8 +10,8 @@ from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
 from runtime.kernels.attention.int8_reference import WIDTHS, int8_attention
-from runtime.kernels.attention.packages import function, installed
 from runtime.kernels.attention.sage_package import check, rows_first
+from runtime.kernels.packages import function, installed
 from runtime.kernels.unavailable import Unavailable
 
 NAME, DISTRIBUTION = "ck_int8", "comfy-kitchen"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
-from runtime.kernels.attention.packages import function, installed
 from runtime.kernels.attention.sage_package import check, rows_first
+from runtime.kernels.packages import function, installed
 from runtime.kernels.unavailable import Unavailable
 
 NAME, DISTRIBUTION = "fa4", "flash-attn-4"

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
-from runtime.kernels.attention.packages import function
 from runtime.kernels.attention.sage_package import DTYPES, check, installed, release, rows_first
 from runtime.kernels.attention.sage_reference import FP8_SM90, sage_attention
+from runtime.kernels.packages import function
 from runtime.kernels.unavailable import Unavailable
 
 NAME = "sage2"

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
 from runtime.kernels.attention.nvfp4_reference import QUERY_BLOCK, nvfp4_attention
-from runtime.kernels.attention.packages import (
+from runtime.kernels.attention.sage_package import check
+from runtime.kernels.packages import (
     capabilities,
     function,
     installed,
     need_correction_offsets,
     need_cuda,
 )
-from runtime.kernels.attention.sage_package import check
 
 NAME, DISTRIBUTION = "sage3", "sageattn3"
 HEAD_DIMS = (64, 128)

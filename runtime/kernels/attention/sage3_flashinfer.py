@@ -14,14 +14,14 @@ from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
 from runtime.kernels.attention.nvfp4_reference import QUERY_BLOCK, nvfp4_attention
-from runtime.kernels.attention.packages import (
+from runtime.kernels.attention.sage_package import check
+from runtime.kernels.packages import (
     capabilities,
     function,
     installed,
     need_correction_offsets,
     need_cuda,
 )
-from runtime.kernels.attention.sage_package import check
 from runtime.kernels.unavailable import Unavailable
 
 NAME, DISTRIBUTION = "sage3_flashinfer", "flashinfer-python"

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
-from runtime.kernels.attention.packages import function, installed, release
 from runtime.kernels.attention.sage_package import check, rows_first
 from runtime.kernels.attention.sol_reference import BLOCK, sol_attention
+from runtime.kernels.packages import function, installed, release
 from runtime.kernels.unavailable import Unavailable
 
 NAME, DISTRIBUTION = "sol", "comfy-kitchen"

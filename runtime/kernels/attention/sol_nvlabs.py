@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.attention.base import Attend, AttentionBackend, AttentionOptions
-from runtime.kernels.attention.packages import capabilities, function, installed, need_cuda
 from runtime.kernels.attention.sage_package import check, rows_first
 from runtime.kernels.attention.sol import HEAD_DIMS, reference, settings
+from runtime.kernels.packages import capabilities, function, installed, need_cuda
 
 NAME, DISTRIBUTION = "sol_nvlabs", "sol-attn"
 DTYPES = (torch.bfloat16,)

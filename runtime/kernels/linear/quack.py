@@ -18,6 +18,7 @@ from torch import Tensor
 from runtime.checkpoints.base import UNQUANTISED, PackedWeight
 from runtime.kernels.linear.base import LinearBackend
 from runtime.kernels.linear.packed import PackedLinear
+from runtime.kernels.packages import installed
 from runtime.kernels.unavailable import Unavailable
 
 NAME, DISTRIBUTION = "quack", "quack-kernels"
@@ -78,13 +79,9 @@ def reason(device: torch.device) -> str:
         has = ".".join(map(str, got))
         return f"its tiles are for compute capability {wanted} (Hopper), this GPU has {has}"
     try:
-        version = importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return f'{DISTRIBUTION} is not installed; pip install -e ".[quack]"'
-    try:
-        importlib.import_module(_KERNELS)
-    except Exception as error:  # a package that generates kernels may raise anything
-        return f"{DISTRIBUTION} {version} cannot be imported ({type(error).__name__}: {error})"
+        installed(NAME, DISTRIBUTION, _KERNELS, extra="quack")
+    except Unavailable as missing:
+        return missing.reason
     return ""
 
 
@@ -92,7 +89,7 @@ def route(device: torch.device) -> str:
     """Versions of the package and of its compiler."""
     del device
     package, dsl = map(importlib.metadata.version, (DISTRIBUTION, "nvidia-cutlass-dsl"))
-    return f"{DISTRIBUTION} {package}, tiles of 256 rows (nvidia-cutlass-dsl {dsl})"
+    return f"{DISTRIBUTION} {package}, tiles of {ROWS} rows (nvidia-cutlass-dsl {dsl})"
 
 
 BACKEND = LinearBackend(

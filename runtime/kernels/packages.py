@@ -1,4 +1,4 @@
-"""Packages that attention backends bring in: imported only when a plan asks for them."""
+"""Packages that backends bring in: imported only when a plan asks for them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from runtime.kernels.unavailable import Unavailable
 INT32_ELEMENTS = 2**31  # operands that kernels address with 32-bit element offsets
 
 
-def installed(name: str, distribution: str, module: str) -> tuple[ModuleType, str]:
-    """(module, version) for the backend of that name; Unavailable if it cannot be imported."""
+def installed(
+    name: str, distribution: str, module: str, *, extra: str = ""
+) -> tuple[ModuleType, str]:
+    """(module, version) for the backend of that name; Unavailable if it cannot be imported.
+
+    extra: of our own pyproject, which brings the distribution.
+    """
     try:
         version = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError as error:
-        raise Unavailable(name, f"{distribution} is not installed") from error
+        what_to_do = f'; pip install -e ".[{extra}]"' if extra else ""
+        raise Unavailable(name, f"{distribution} is not installed{what_to_do}") from error
     try:
         return importlib.import_module(module), version
     except Exception as error:  # a package that generates kernels may raise anything
