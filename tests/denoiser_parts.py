@@ -42,6 +42,23 @@ def denoiser(format: str = "pruned_bf16", **fields: object) -> H3Model:
     return model
 
 
+def first_block(model: H3Model, x_SD: Tensor) -> Tensor:
+    """What its first block makes of bf16 rows [77, D], with the same random tables each time.
+
+    On the device of x. D and the rotary table are those of the demo models.
+    """
+    made = torch.Generator(x_SD.device).manual_seed(3)
+    tables = [
+        torch.randn(12, x_SD.shape[1], device=x_SD.device, generator=made) * 0.3 for _ in range(6)
+    ]
+    rope = torch.eye(2, device=x_SD.device).expand(1, len(x_SD), 1, 48, 2, 2).to(x_SD.dtype)
+    with torch.inference_mode():
+        done: Tensor = model.blocks[0](
+            x_SD.clone(), tables, ((0, 30, 1), (30, 77, 4)), rope.contiguous()
+        )
+    return done
+
+
 def normal(*shape: int) -> Tensor:
     """Standard normal numbers, the same for one shape."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(math.prod(shape)))

@@ -2,8 +2,8 @@
 line JSON.
 
 A card at its power cap turns what a kernel saves in energy into clocks, so each form runs for
-SECONDS at a time, in turns with the others, and after as long without being timed. H3's sizes in
-bf16, random; of two ranks that share rows each has half of the rows and of the heads.
+SECONDS at a time, in turns with the others, after a tenth of that without being timed. H3's sizes
+in bf16, random; of two ranks that share rows each has half of the rows and of the heads.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from runtime.checkpoints.demo import random_checkpoint
 from runtime.h3.load import load_denoiser
@@ -14,7 +14,7 @@ from runtime.kernels.elementwise.fp8_rows import FP8Rows
 from runtime.kernels.elementwise.triton import Triton
 from runtime.kernels.linear.fp8_dynamic import quantise_rows
 from runtime.kernels.scaled import Scaled
-from tests.denoiser_parts import demo_plan
+from tests.denoiser_parts import demo_plan, first_block
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -98,15 +98,6 @@ def test_blocks_compute_the_same_with_and_without(form: str) -> None:
     assert isinstance(block.attn.ops, Triton)  # type: ignore[union-attr]
     assert isinstance(model.token_refiner.blocks[0].mlp.ops, Triton)  # type: ignore[union-attr]
     x = torch.randn(77, 128, device=CUDA).to(BF16)
-    tables = [torch.randn(12, 128, device=CUDA) * 0.3 for _ in range(6)]
-    rope = torch.eye(2, device=CUDA).expand(1, 77, 1, 48, 2, 2).to(BF16).contiguous()
-    spans: tuple[Span, ...] = ((0, 30, 1), (30, 77, 4))
-
-    def result() -> Tensor:
-        with torch.inference_mode():
-            done: Tensor = block(x.clone(), tables, spans, rope)
-        return done
-
-    fused = result()
+    fused = first_block(model, x)
     block.ops = block.mlp.ops = load("triton", CUDA)  # type: ignore[union-attr]
-    assert torch.equal(fused, result())
+    assert torch.equal(fused, first_block(model, x))

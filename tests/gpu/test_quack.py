@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
+from runtime.checkpoints.base import PackedWeight
 from runtime.checkpoints.demo import random_checkpoint
 from runtime.h3.load import load_denoiser
 from runtime.kernels.elementwise import load
-from runtime.kernels.elementwise.base import Span
 from runtime.kernels.linear import linear_backend
 from runtime.kernels.linear.quack import CAPABILITY, QuackLinear, reference
-from tests.denoiser_parts import conditioning, demo_plan
-from tests.gpu.linear_times import LAYERS
+from tests.denoiser_parts import conditioning, demo_plan, first_block
+from tests.gpu.linear_times import LAYERS, layer
 from tests.gpu.test_graphs import tiny, velocity
 
 pytestmark = [
@@ -37,12 +35,7 @@ def runs_here() -> None:
 
 def linear(features: int, width: int) -> tuple[QuackLinear, PackedWeight]:
     weight = (torch.randn(features, width, device=CUDA) * 0.02).to(BF16)
-    packed = PackedWeight(
-        layer="x",
-        quant=LayerQuant(format=UNQUANTISED),
-        shape=(features, width),
-        tensors={"weight": weight},
-    )
+    packed = layer(weight)
     return QuackLinear(packed), packed
 
 
@@ -91,22 +84,13 @@ def test_a_block_computes_the_same_with_and_without() -> None:
     fc1 = block.mlp.fc1  # type: ignore[union-attr]
     assert isinstance(fc1, QuackLinear) and fc1.gated
     x = torch.randn(77, 128, device=CUDA).to(BF16)
-    tables = [torch.randn(12, 128, device=CUDA) * 0.3 for _ in range(6)]
-    rope = torch.eye(2, device=CUDA).expand(1, 77, 1, 48, 2, 2).to(BF16).contiguous()
-    spans: tuple[Span, ...] = ((0, 30, 1), (30, 77, 4))
-
-    def result() -> Tensor:
-        with torch.inference_mode():
-            done: Tensor = block(x.clone(), tables, spans, rope)
-        return done
-
-    fused = result()
+    fused = first_block(model, x)
     fc1.gated = False
     block.mlp.ops = load("triton", CUDA)  # type: ignore[union-attr]
-    assert torch.equal(fused, result())
+    assert torch.equal(fused, first_block(model, x))
     dense, _ = load_denoiser(checkpoint, demo_plan(device="cuda", dtype="bf16"), CUDA)
-    block = dense.blocks[0]
-    assert (fused.float() - result().float()).norm() <= 2**-8 * fused.float().norm()
+    error = (fused.float() - first_block(dense, x).float()).norm()
+    assert error <= 2**-8 * fused.float().norm()
 
 
 def test_a_graph_replays_its_bits() -> None:

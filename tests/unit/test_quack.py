@@ -15,13 +15,13 @@ from runtime.checkpoints.base import UNQUANTISED, LayerQuant, PackedWeight
 from runtime.checkpoints.demo import random_checkpoint
 from runtime.h3 import linears
 from runtime.h3.load import load_denoiser
-from runtime.h3.model import Block, H3Model
+from runtime.h3.model import Block
 from runtime.kernels.elementwise.eager import Eager
 from runtime.kernels.linear import linear_backend, linear_builder, quack
 from runtime.kernels.linear.quack import WIDTHS, WIDTHS_OF_PAIRS, QuackLinear, width
 from runtime.kernels.unavailable import Unavailable
 from runtime.parallel.mesh import Mesh
-from tests.denoiser_parts import demo_plan
+from tests.denoiser_parts import demo_plan, denoiser, first_block
 from tests.rank_processes import on_ranks
 from tests.wide_denoiser import Case, model_of, sampled
 
@@ -94,9 +94,8 @@ def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_on_a_cpu_is_refused_before_anything_is_read() -> None:
-    checkpoint = random_checkpoint("dit", size="tiny", format="pruned_bf16")
     with pytest.raises(Unavailable, match=r"quack.*needs a CUDA GPU .* got cpu"):
-        load_denoiser(checkpoint, demo_plan(dtype="bf16", dense="quack"), CPU)
+        denoiser(dtype="bf16", dense="quack")
 
 
 def test_a_plan_in_fp32_is_refused() -> None:
@@ -148,7 +147,7 @@ def test_the_model_keeps_its_bits(on_cpu: None, memory: str, form: str) -> None:
     found = {name for name, module in ours.named_modules() if isinstance(module, QuackLinear)}
     assert found == linears.narrow_layers(plain) - checkpoint.layers.keys()
     x = torch.randn(77, plain.cfg.hidden).to(BF16)
-    assert torch.equal(block(ours, x), block(plain, x))
+    assert torch.equal(first_block(ours, x), first_block(plain, x))
     gated = isinstance(ours.blocks[0].mlp.fc1, QuackLinear)  # type: ignore[union-attr]
     told = linears.routes(ours, checkpoint.layers, demo_plan(dtype="bf16", dense="quack"), CPU)
     assert gated == ("swiglu" in told)
@@ -157,21 +156,9 @@ def test_the_model_keeps_its_bits(on_cpu: None, memory: str, form: str) -> None:
 
 def test_eager_steps_keep_their_swiglu(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.h3.load.load_elementwise", lambda name, device: Eager())
-    checkpoint = random_checkpoint("dit", size="tiny", format="pruned_bf16")
-    model, _ = load_denoiser(checkpoint, demo_plan(dtype="bf16", dense="quack"), CPU)
-    first = model.blocks[0]
+    first = denoiser(dtype="bf16", dense="quack").blocks[0]
     assert isinstance(first, Block) and isinstance(first.mlp.fc1, QuackLinear)
     assert not first.mlp.fc1.gated and isinstance(first.mlp.ops, Eager)
-
-
-def block(model: H3Model, x_SD: Tensor) -> Tensor:
-    width = model.cfg.hidden
-    torch.manual_seed(3)
-    tables = [torch.randn(12, width) * 0.3 for _ in range(6)]
-    rope = torch.eye(2).expand(1, len(x_SD), 1, 48, 2, 2).to(BF16).contiguous()
-    with torch.inference_mode():
-        done: Tensor = model.blocks[0](x_SD.clone(), tables, ((0, 30, 1), (30, 77, 4)), rope)
-    return done
 
 
 RANKS: dict[str, dict[str, object]] = {
